@@ -15,8 +15,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
 #include "llmc/model/key_blocks.h"
-#include "llmc/model/router_losses.h"
-#include "llmc/model/state.h"
+#include "llmc/model/layer_tensors.h"
 #ifndef RECORDED_OPS
 #include "llmc/base/random.h"
 #include "llmc/run/apply_changes.h"
@@ -46,6 +45,9 @@ typedef struct {
     ModelState state; // parameters, gradients, optimizer state
     Activations acts;
     char *activations_memory;
+    LayerTensors *layers; // [L]: parameters and their gradients
+    Mlp *mlps;            // [L]
+    Linear head;
     bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds; // spent on them
@@ -55,16 +57,26 @@ typedef struct {
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
+    int L = model->plan.config.L;
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
     model->activations_memory = activations_alloc(&model->acts, &model->plan);
-    model->state.maxima = model->acts.maxima;
     model->state.own_sums = model->acts.grad_squares;
+    model->layers = (LayerTensors *)checked_calloc(L, sizeof(LayerTensors));
+    model->mlps = (Mlp *)checked_calloc(L, sizeof(Mlp));
+    for (int l = 0; l < L; l++) {
+        model->mlps[l] = mlp_bind(&model->state, &model->acts, l);
+        model->layers[l] = layer_tensors(&model->state, &model->mlps[l], l);
+    }
+    model->head = linear_of(&model->state, LINEAR_HEAD, 0);
+    model->router = router_losses(&model->plan, &model->acts);
 }
 
 static void model_free(Model *model, bool owns_params) {
     state_free(&model->state, owns_params);
     buffer_free(model->activations_memory);
     free(model->acts.layers);
+    free(model->layers);
+    free(model->mlps);
     plan_free(&model->plan);
     memset(model, 0, sizeof(*model));
 }
@@ -81,11 +93,14 @@ static KeySet model_key_set(const Model *model, int l, int set, int B, int T, in
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-static void qk_norm_forward(Model *model, int l, HeadRows h, int N) {
-    const ModelConfig *c = &model->plan.config;
-    if (!c->qk_norm || h.heads == 0) return;
-    head_norm_forward(h.rows, h.kept, param(&model->state, h.weight, l), N, h.heads, model->plan.dims.QD, h.ld, h.ldk,
-                      (real)c->rms_norm_eps);
+static void qk_norm_forward(Model *model, int l, int N) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerTensors *p = &model->layers[l];
+    const LayerActivations *a = &model->acts.layers[l];
+    int ld = d->fused_ld, kept_ld = d->rope_heads * d->QD;
+    real eps = (real)model->plan.config.rms_norm_eps;
+    if (p->q_norm) head_norm_forward(a->q, a->qk, p->q_norm, N, d->NQ, d->QD, ld, kept_ld, eps);
+    if (p->k_norm) head_norm_forward(a->k, a->k_kept, p->k_norm, N, d->NK, d->QD, ld, kept_ld, eps);
 }
 
 // Attention of a model for generation: the new keys and values, in the fused rows, join those of the cache.
@@ -95,7 +110,7 @@ static void cached_attention_forward(Model *model, int l, Rows r) {
     const LayerActivations *a = &model->acts.layers[l];
     int capacity = cache_capacity(plan, l), width = d->kv_rows, earlier = 0;
     floatX *cache = a->kv + (size_t)r.sequence * capacity * width;
-    const floatX *k = cache, *own = a->fused + d->k_at;
+    const floatX *k = cache, *own = a->k;
     const int *first = model->acts.first;
     bool ring = capacity < plan->T && r.T > 1, cross = layer_cross(&plan->config, l);
     if (ring) { // the piece overwrites positions that its first rows attend to: they are copied
@@ -134,40 +149,40 @@ static void heads_forward(Model *model, int l, Rows r) {
 
 // Lambda, the factor of the noise head, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
-    const ModelState *s = &model->state;
+    const LayerTensors *p = &model->layers[l];
     floatX *rows = model->acts.layers[l].lambda;
     size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
-    case LAMBDA_LAYER: lambda_learned_forward(rows, param(s, T_OWN_LAMBDA, l), count); break;
+    case LAMBDA_ONE: fill_forward(rows, 1, count); break;
+    case LAMBDA_LAYER: lambda_learned_forward(rows, p->lambda, count); break;
     case LAMBDA_EXP:
-        lambda_exp_forward(rows, param(s, T_LAMBDA_Q1, l), param(s, T_LAMBDA_K1, l), param(s, T_LAMBDA_Q2, l),
-                           param(s, T_LAMBDA_K2, l), model->plan.config.D, (real)lambda_init(l), count);
+        lambda_exp_forward(rows, p->lambda_q1, p->lambda_k1, p->lambda_q2, p->lambda_k2, model->plan.config.D,
+                           (real)lambda_init(l), count);
         break;
-    default: fill_forward(rows, 1, count);
+    default: break;
     }
 }
 
 // combined = the signal heads - s(lambda) * the noise heads of attention; in variants without these, all heads
-static void combined_forward(Model *model, int l, Rows r, absmax_t *max) {
+static void combined_forward(Model *model, int l, Rows r) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
     KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
     if (model->plan.purpose != FOR_GENERATION) {
         key_blocks_complete(&model->plan, &model->acts, l, a->kv, 0, r.T, r);
         key_blocks_select(&model->plan, &model->acts, l, k, r);
     }
     if (model->plan.diff_attention) {
-        diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
-                               lambda.ld, k.shape, variant->factor, max);
+        diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda,
+                               d->lambda_ld, k.shape, variant->factor);
         return;
     }
     heads_forward(model, l, r);
-    if (variant->sink) sink_forward(a->heads, a->lse, param(&model->state, T_SINKS, l), r.B, r.T, d->NQ, d->DV);
+    if (variant->sink) sink_forward(a->heads, a->lse, model->layers[l].sinks, r.B, r.T, d->NQ, d->DV);
     if (d->groups.noise)
-        diff_combine_forward(a->combined, a->heads, lambda.rows, r.B * r.T, d->OH, d->DV, lambda.ld, d->groups,
-                             variant->factor, max);
+        diff_combine_forward(a->combined, a->heads, a->lambda, r.B * r.T, d->OH, d->DV, d->lambda_ld, d->groups,
+                             variant->factor);
 }
 
 // The norm before o_proj, where the variant has one.
@@ -177,122 +192,57 @@ static void subnorm_forward(Model *model, int l, int N) {
     const AttentionVariant *variant = model->plan.config.attention;
     double eps = variant->norm == NORM_HEAD ? HEAD_NORM_EPS : model->plan.config.rms_norm_eps;
     if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(&model->state, T_SUBLN, l), N * d->norm_count,
-                        d->norm_width, (real)eps, NULL);
+        rmsnorm_forward(activation(a->normed, NULL), a->rstd_sub, a->combined.data, model->layers[l].subln,
+                        N * d->norm_count, d->norm_width, (real)eps);
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
 // The attention half of a block: from norm1, the norm of its input x, to x_mid and norm2. Traits of the variant decide
 // which operations there are; without one, its output is the memory of its input.
-static void block_forward_attention(Model *model, int l, const floatX *x, Rows r) {
+static void block_forward_attention(Model *model, int l, Rows r) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = plan_dims(&model->plan, l);
-    const ModelState *s = &model->state;
+    const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    absmax_t *max = input_max(s, LINEAR_O, l); // of attn_out, by the last operation if it can
-    int N = r.B * r.T, C = c->C, ld = d->fused_ld;
-    layer_linear_forward(s, a->fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v, lambda, gate
-    qk_norm_forward(model, l, query_heads(&model->plan, &model->acts, l, a->fused), N);
-    qk_norm_forward(model, l, key_heads(&model->plan, &model->acts, l, a->fused), N);
+    int N = r.B * r.T, ld = d->fused_ld, width = d->OH * d->DV;
+    linear_forward(a->fused, a->norm1, &p->qkvg, N);
+    qk_norm_forward(model, l, N);
     rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, d->QD, model->acts.first);
-    if (a->lambda) lambda_forward(model, l, N);
-    combined_forward(model, l, r, a->combined == a->attn_out ? max : NULL);
+    lambda_forward(model, l, N);
+    combined_forward(model, l, r);
     subnorm_forward(model, l, N);
-    if (d->gate_width)
-        gate_forward(a->attn_out, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
-    else if (max && (d->norm_count || a->attn_out == a->heads))
-        absmax_update(max, a->attn_out, N, d->OH * d->DV, d->OH * d->DV);
-    layer_linear_forward(s, branch, a->attn_out, LINEAR_O, l, N);
-    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(s, T_NORM2, l), N, C, (real)c->rms_norm_eps,
-                             input_max(s, LINEAR_GATE_UP, l));
-}
-
-// The activation of the experts, each row times its weight, which is not kept for the backward.
-static void expert_hidden_forward(Model *model, int l, int N) {
-    const ModelConfig *c = &model->plan.config;
-    const LayerActivations *a = &model->acts.layers[l];
-    expert_swiglu_forward(model->acts.expert_hidden, a->expert_gate_up, a->expert_weights, a->entries, N * c->K, c->FE,
-                          input_max(&model->state, LINEAR_EXPERT_DOWN, l));
-}
-
-// The MLP half of a block: from norm2 to branch. Experts, what every token passes, or both. again: of block_recompute,
-// which needs neither the routing, which is kept, nor the down projections.
-static void block_forward_mlp(Model *model, int l, int N, bool again) {
-    const ModelState *s = &model->state;
-    const LayerActivations *a = &model->acts.layers[l];
-    floatX *branch = model->acts.branch, *rows = model->acts.expert_rows, *out = model->acts.expert_out;
-    Routing r = plan_routing(&model->plan, N);
-    bool experts = a->starts != NULL, dense = a->gate_up != NULL;
-    if (experts && !again) {
-        router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, a->norm2, param(s, T_ROUTER, l),
-                       param(s, T_ROUTER_BIAS, l), r);
-        expert_group(a->starts, a->entries, a->places, a->experts, r);
-    }
-    if (experts) {
-        expert_gather(rows, a->norm2, a->entries, r);
-        layer_experts_forward(s, a->expert_gate_up, rows, LINEAR_EXPERT_GATE_UP, l, a->starts, N);
-    }
-    if (dense) {
-        layer_linear_forward(s, a->gate_up, a->norm2, LINEAR_GATE_UP, l, N);
-        swiglu_forward(a->hidden, a->gate_up, N, mlp_dims(&model->plan.config, l).width, input_max(s, LINEAR_DOWN, l));
-    }
-    if (again) return;
-    if (dense) layer_linear_forward(s, branch, a->hidden, LINEAR_DOWN, l, N);
-    if (experts) {
-        expert_hidden_forward(model, l, N);
-        layer_experts_forward(s, out, model->acts.expert_hidden, LINEAR_EXPERT_DOWN, l, a->starts, N);
-        expert_combine(branch, out, a->places, r, dense);
-    }
-}
-
-// The norm that follows a block: of the next block, or the final norm. Its operation also adds to the residual stream.
-typedef struct {
-    floatX *y;
-    real *rstd;
-    const floatX *weight;
-    absmax_t *max; // of y
-} NextNorm;
-static NextNorm norm_after_block(Model *model, int l) {
-    bool last = l == model->plan.config.L - 1;
-    const Activations *a = &model->acts;
-    NextNorm n;
-    n.y = last ? a->norm_final : a->layers[l + 1].norm1;
-    n.rstd = last ? a->rstd_final : a->layers[l + 1].rstd1;
-    n.weight = last ? param(&model->state, T_NORM_FINAL, 0) : param(&model->state, T_NORM1, l + 1);
-    n.max = input_max(&model->state, LINEAR_FUSED, l + 1);
-    layer_params(&model->state, l + 1);
-    return n;
+    if (d->gate_width) gate_forward(a->attn_out, a->normed, a->gate, N, d->OH, d->DV, ld, d->gate_width);
+    else if (!a->combined.max) absmax_update(a->attn_out, N, width, width);
+    linear_forward(branch, a->attn_out, &p->o, N);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, a->x, branch, p->norm2, N, c->C, (real)c->rms_norm_eps);
 }
 
 // One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
-static void block_forward(Model *model, int l, const floatX *x, Rows r) {
+static void block_forward(Model *model, int l, Rows r) {
     const ModelConfig *c = &model->plan.config;
+    const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
+    floatX *branch = model->acts.branch;
     int N = r.B * r.T;
-    block_forward_attention(model, l, x, r);
-    block_forward_mlp(model, l, N, false);
-    NextNorm next = norm_after_block(model, l);
-    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, model->acts.branch, next.weight, N, c->C,
-                             (real)c->rms_norm_eps, next.max);
-}
-
-// The residual stream that enters block l.
-static const floatX *block_input(const Model *model, int l) {
-    return l ? model->acts.layers[l - 1].x_out : model->acts.embedded;
+    block_forward_attention(model, l, r);
+    mlp_forward(branch, a->norm2, p->mlp, N);
+    layer_params(&model->state, l + 1);
+    residual_rmsnorm_forward(a->x_out, a->norm_next, a->rstd_next, a->x_mid, branch, p->norm_next, N, c->C,
+                             (real)c->rms_norm_eps);
 }
 
 // YOCO: the keys and values that the upper half of the layers reads, from the output of the lower half.
 static void yoco_forward(Model *model, Rows r) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.cross_dims;
-    const ModelState *s = &model->state;
     Activations *a = &model->acts;
-    int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
-    rmsnorm_forward(a->kv_norm, a->kv_rstd, block_input(model, l), param(s, T_YOCO_NORM, l), N, c->C,
-                    (real)c->rms_norm_eps, input_max(s, LINEAR_KV, l));
-    layer_linear_forward(s, a->kv, a->kv_norm, LINEAR_KV, l, N);
-    qk_norm_forward(model, l, yoco_key_heads(&model->plan, a, a->kv), N);
+    int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l), heads_width = d->NK * d->QD;
+    const LayerTensors *p = &model->layers[l];
+    real eps = (real)c->rms_norm_eps;
+    rmsnorm_forward(a->kv_norm, a->kv_rstd, a->layers[l].x, p->kv_norm, N, c->C, eps);
+    linear_forward(a->kv, a->kv_norm, &p->kv, N);
+    if (p->kv_k_norm) head_norm_forward(a->kv, a->kv_kept, p->kv_k_norm, N, d->NK, d->QD, d->kv_ld, heads_width, eps);
     rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, d->QD, a->first);
     if (model->plan.purpose != FOR_GENERATION) return;
     floatX *cache = a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows;
@@ -305,12 +255,13 @@ static void model_forward_embedding(Model *model, int N) {
     ModelState *s = &model->state;
     Activations *a = &model->acts;
     const ModelConfig *c = &model->plan.config;
+    activations_begin(a, &model->plan);
     forward_begin(s);
     layer_params(s, -1);
     embedding_forward(a->embedded, a->inputs, param(s, T_EMBED, 0), N, c->C);
     layer_params(s, 0);
-    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(s, T_NORM1, 0), N, c->C,
-                    (real)c->rms_norm_eps, input_max(s, LINEAR_FUSED, 0));
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, model->layers[0].norm1, N, c->C,
+                    (real)c->rms_norm_eps);
 }
 
 // Runs layers from .. to-1, and after the lower half of YOCO its keys and values. visit: called after each layer; or
@@ -318,7 +269,7 @@ static void model_forward_embedding(Model *model, int N) {
 static void model_forward_layers(Model *model, int from, int to, Rows r, LayerVisit visit, void *visitor) {
     for (int l = from; l < to; l++) {
         layer_params(&model->state, l);
-        block_forward(model, l, block_input(model, l), r);
+        block_forward(model, l, r);
         if (l + 1 == yoco_layer(&model->plan.config)) yoco_forward(model, r);
         layer_done(&model->state, l, 1);
         if (visit) visit(visitor, l);
@@ -339,72 +290,70 @@ static void model_forward(Model *model, int B, int T, LayerVisit visit, void *vi
 // with those of --z-loss.
 static void model_classify(Model *model, int N, real dloss) {
     const ModelPlan *plan = &model->plan;
-    const ModelState *s = &model->state;
     Activations *a = &model->acts;
-    Linear head = linear_of(s, LINEAR_HEAD, 0);
     for (int n = 0; n < N; n += plan->logit_rows) {
         int rows = min_int(plan->logit_rows, N - n);
         size_t at = (size_t)n * plan->config.C;
-        linear_forward(a->logits, a->norm_final + at, head, rows);
+        Activation rows_in = activation(a->norm_final + at, NULL);
+        linear_forward(a->logits, rows_in, &model->head, rows);
         cross_entropy(a->losses + n, a->log_z + n, a->logits, a->targets + n, rows, plan->config.V, plan->Vp, dloss,
                       model->z_loss);
         if (dloss != 0)
-            linear_backward(a->dnorm + at, grad(s, head_kind(plan), 0), a->logits, a->norm_final + at, head, rows,
-                            n > 0 || grads_add(s));
+            linear_backward(a->dnorm + at, activation(a->logits, NULL), rows_in, &model->head, rows,
+                            n > 0 || grads_add(&model->state));
     }
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Backward: the gradients of the forward's lines in reverse order; each comment quotes the forward line
 
-// x = head_norm(x): h.rows are the gradients
-static void qk_norm_backward(Model *model, int l, HeadRows h, int N) {
-    const ModelConfig *c = &model->plan.config;
-    const ModelState *s = &model->state;
-    if (!c->qk_norm || h.heads == 0) return;
-    head_norm_backward(h.rows, grad(s, h.weight, l), h.kept, param(s, h.weight, l), N, h.heads, model->plan.dims.QD,
-                       h.ld, h.ldk, (real)c->rms_norm_eps);
+// q, k = head_norm(q, k): q and k are the gradients
+static void qk_norm_backward(Model *model, int l, int N) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerTensors *p = &model->layers[l];
+    const LayerActivations *a = &model->acts.layers[l];
+    int ld = d->fused_ld, kept_ld = d->rope_heads * d->QD;
+    real eps = (real)model->plan.config.rms_norm_eps;
+    if (p->q_norm) head_norm_backward(a->dfused.data, p->dq_norm, a->qk, p->q_norm, N, d->NQ, d->QD, ld, kept_ld, eps);
+    if (p->k_norm) head_norm_backward(a->dk, p->dk_norm, a->k_kept, p->k_norm, N, d->NK, d->QD, ld, kept_ld, eps);
 }
 
 static void lambda_backward(Model *model, int l, int N) {
-    const ModelState *s = &model->state;
-    const floatX *drows = model->acts.dlambda;
+    const LayerTensors *p = &model->layers[l];
+    const floatX *drows = model->acts.layers[l].dlambda;
     size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
     // lambda = the number of the layer
-    case LAMBDA_LAYER: lambda_learned_backward(grad(s, T_OWN_LAMBDA, l), drows, count); break;
+    case LAMBDA_LAYER: lambda_learned_backward(p->dlambda, drows, count); break;
     // lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
-        lambda_exp_backward(grad(s, T_LAMBDA_Q1, l), grad(s, T_LAMBDA_K1, l), grad(s, T_LAMBDA_Q2, l),
-                            grad(s, T_LAMBDA_K2, l), drows, param(s, T_LAMBDA_Q1, l), param(s, T_LAMBDA_K1, l),
-                            param(s, T_LAMBDA_Q2, l), param(s, T_LAMBDA_K2, l), model->plan.config.D, count);
+        lambda_exp_backward(p->dlambda_q1, p->dlambda_k1, p->dlambda_q2, p->dlambda_k2, drows, p->lambda_q1,
+                            p->lambda_k1, p->lambda_q2, p->lambda_k2, model->plan.config.D, count);
         break;
-    default: break; // constant
+    default: break; // constant, or columns of the fused rows
     }
 }
 
 // From dcombined to the gradients of queries, keys, values and lambda.
 static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
-    const ModelState *s = &model->state;
+    const LayerTensors *p = &model->layers[l];
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
     if (model->plan.diff_attention) {
         KeySet k = model_key_set(model, l, 0, B, T, 0);
-        diff_attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, dlambda.rows, g->dheads, g->dcombined,
-                                a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
-                                lambda.ld, k.shape, variant->factor);
+        diff_attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, a->dlambda, g->dheads, g->dcombined,
+                                a->combined.data, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda,
+                                d->lambda_ld, k.shape, variant->factor);
         return;
     }
     // combined = signal head - s(lambda) * noise head
     if (d->groups.noise)
-        diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, B * T, d->OH, d->DV,
-                              lambda.ld, d->groups, variant->factor);
+        diff_combine_backward(g->dheads, a->dlambda, g->dcombined, a->heads, a->lambda, B * T, d->OH, d->DV,
+                              d->lambda_ld, d->groups, variant->factor);
     // heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
-    if (variant->sink == SINK_OWN)
-        sink_backward(grad(s, T_SINKS, l), g->dheads, a->heads, a->lse, param(s, T_SINKS, l), B, T, d->NQ, d->DV);
+    if (variant->sink == SINK_OWN) sink_backward(p->dsinks, g->dheads, a->heads, a->lse, p->sinks, B, T, d->NQ, d->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet k = model_key_set(model, l, set, B, T, 0);
@@ -417,125 +366,89 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
 static void heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
-    const ModelState *s = &model->state;
+    const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, ld = d->fused_ld;
     bool cross = layer_cross(&model->plan.config, l);
-    floatX *dkv = cross ? g->dkv : g->dfused;
+    floatX *dkv = cross ? g->dkv.data : g->dfused;
     // attn_out = normed * sigmoid(gate)
     if (d->gate_width)
-        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
-                      d->DV, ld, d->gate_width);
+        gate_backward(g->dnormed, a->dgate, g->dattn_out, a->normed, a->gate, N, d->OH, d->DV, ld, d->gate_width);
     // normed = rmsnorm(combined), times 1 - lambda_init in DIFF V1
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
     if (d->norm_count)
-        rmsnorm_backward(g->dcombined, grad(s, T_SUBLN, l), g->dnormed, a->combined, param(s, T_SUBLN, l), a->rstd_sub,
-                         N * d->norm_count, d->norm_width, false, NULL);
+        rmsnorm_backward(activation(g->dcombined, NULL), p->dsubln, g->dnormed, a->combined.data, p->subln, a->rstd_sub,
+                         N * d->norm_count, d->norm_width, false);
     // combined = signal heads - s(lambda) * noise heads, of attention(q, k, v)
     combined_backward(model, l, dkv, B, T);
-    if (a->lambda) lambda_backward(model, l, N);
+    lambda_backward(model, l, N);
     // the layers of YOCO's upper half read the same keys and values
     if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
 }
 
 // kv = rope(kv(rmsnorm(x))): from the gradient of YOCO's keys and values, the sum over the upper half, adds to acts.dx.
-static void yoco_backward(Model *model, const floatX *x, int B, int T) {
+static void yoco_backward(Model *model, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.cross_dims;
-    const ModelState *s = &model->state;
     Activations *g = &model->acts;
-    int l = yoco_layer(c), N = B * T;
-    rope_backward(g->dkv, g->rope, B, T, d->NK, d->QD, d->kv_ld, d->QD, NULL);
-    qk_norm_backward(model, l, yoco_key_heads(&model->plan, g, g->dkv), N);
-    if (g->maxima) absmax_update(output_max(s, LINEAR_KV, l), g->dkv, N, d->kv_rows, d->kv_ld);
-    linear_backward(g->dnorm, grad(s, T_YOCO_K, l), g->dkv, g->kv_norm, linear_of(s, LINEAR_KV, l), N, grads_add(s));
-    rmsnorm_backward(g->dx, grad(s, T_YOCO_NORM, l), g->dnorm, x, param(s, T_YOCO_NORM, l), g->kv_rstd, N, c->C, true,
-                     output_max(s, LINEAR_DOWN, l - 1));
+    int l = yoco_layer(c), N = B * T, heads_width = d->NK * d->QD;
+    const LayerTensors *p = &model->layers[l];
+    real eps = (real)c->rms_norm_eps;
+    rope_backward(g->dkv.data, g->rope, B, T, d->NK, d->QD, d->kv_ld, d->QD, NULL);
+    if (p->kv_k_norm)
+        head_norm_backward(g->dkv.data, p->dkv_k_norm, g->kv_kept, p->kv_k_norm, N, d->NK, d->QD, d->kv_ld, heads_width,
+                           eps);
+    absmax_update(g->dkv, N, d->kv_rows, d->kv_ld);
+    linear_backward(g->dnorm, g->dkv, g->kv_norm, &p->kv, N, grads_add(&model->state));
+    rmsnorm_backward(g->layers[l - 1].dx_out, p->dkv_norm, g->dnorm, g->layers[l].x, p->kv_norm, g->kv_rstd, N, c->C,
+                     true);
 }
 
 // --recompute: computes the activations that were not kept again, by the operations of the forward, with equal bits.
 // Those of the last block are still in memory.
-static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
+static void block_recompute(Model *model, int l, int B, int T) {
+    const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
-    const ModelState *s = &model->state;
     int N = B * T, C = model->plan.config.C;
     real eps = (real)model->plan.config.rms_norm_eps;
-    if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(s, T_NORM1, l), N, C, eps, input_max(s, LINEAR_FUSED, l));
     Rows r = {B, T, 0, 0};
-    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, r);
+    if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
+    rmsnorm_forward(a->norm1, a->rstd1, a->x, p->norm1, N, C, eps);
+    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, r);
     else {
         subnorm_forward(model, l, N);
-        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(s, T_NORM2, l), N, C, eps, input_max(s, LINEAR_GATE_UP, l));
+        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, p->norm2, N, C, eps);
     }
-    block_forward_mlp(model, l, N, true);
-}
-
-// From dx to dnorm, the gradient of norm2. add: it joins that of what every token passes.
-static void experts_backward(Model *model, int l, int N, bool add) {
-    const ModelConfig *c = &model->plan.config;
-    const ModelState *s = &model->state;
-    const LayerActivations *a = &model->acts.layers[l];
-    Activations *g = &model->acts;
-    Routing r = plan_routing(&model->plan, N);
-    floatX *rows = g->expert_rows, *drows = g->expert_out;
-    int R = N * c->K;
-    expert_hidden_forward(model, l, N);
-    // branch = sum over the places of a row, of down(hidden)
-    expert_gather(rows, g->dx, a->entries, r);
-    expert_linear_backward(g->dexpert_hidden, grad(s, T_EXPERT_DOWN, l), rows, g->expert_hidden,
-                           experts_of(s, LINEAR_EXPERT_DOWN, l), a->starts, N, R, grads_add(s));
-    // hidden = weight * swiglu(expert_gate_up)
-    expert_swiglu_backward(g->dexpert_gate_up, g->dexpert_weights, g->dexpert_hidden, a->expert_gate_up,
-                           a->expert_weights, a->entries, R, c->FE, output_max(s, LINEAR_EXPERT_GATE_UP, l));
-    // expert_gate_up = gate_up(the rows of norm2)
-    expert_gather(rows, a->norm2, a->entries, r);
-    expert_linear_backward(drows, grad(s, T_EXPERT_GATE, l), g->dexpert_gate_up, rows,
-                           experts_of(s, LINEAR_EXPERT_GATE_UP, l), a->starts, N, R, grads_add(s));
-    expert_combine(g->dnorm, drows, a->places, r, add);
-    // expert_weights = router(norm2), and the two losses of the router
-    const real *loads = router_loads(&model->router, &model->plan, g, l);
-    router_backward(g->dnorm, grad(s, T_ROUTER, l), g->dexpert_weights, a->norm2, param(s, T_ROUTER, l),
-                    a->router_logits, a->router_lse, a->experts, a->expert_weights, loads, model->router.balance,
-                    model->router.squares, r, grads_add(s));
+    mlp_recompute(a->norm2, p->mlp, N);
 }
 
 // On entry acts.dx is the gradient of x_out, on return that of x. The residual stream passes it on unchanged; the norms
 // add to it.
-static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
+static void block_backward(Model *model, int l, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = plan_dims(&model->plan, l);
-    const ModelState *s = &model->state;
+    const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
-    bool add = grads_add(s), dense = a->gate_up != NULL, yoco = l == yoco_layer(c);
+    bool add = grads_add(&model->state);
     // columns that pad the fused rows of this half of YOCO held gradients of the other half
     if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
         buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
-    // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2))
-    if (dense) {
-        linear_backward(g->dhidden, grad(s, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(s, LINEAR_DOWN, l), N, add);
-        swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, mlp_dims(c, l).width, output_max(s, LINEAR_GATE_UP, l));
-        linear_backward(g->dnorm, grad(s, T_MLP_GATE, l), g->dgate_up, a->norm2, linear_of(s, LINEAR_GATE_UP, l), N,
-                        add);
-    }
-    if (a->starts) experts_backward(model, l, N, dense);
-    rmsnorm_backward(g->dx, grad(s, T_NORM2, l), g->dnorm, a->x_mid, param(s, T_NORM2, l), a->rstd2, N, C, true,
-                     output_max(s, LINEAR_O, l));
+    // x_out = x_mid + mlp(norm2)
+    mlp_backward(g->dnorm, a->dx_out, a->norm2, p->mlp, &model->router, N, add);
+    rmsnorm_backward(a->dx_mid, p->dnorm2, g->dnorm, a->x_mid, p->norm2, a->rstd2, N, C, true);
 
     // x_mid = x + o(attn_out), attn_out = heads(rope(qk_norm(fused(norm1))))
-    linear_backward(g->dattn_out, grad(s, T_O, l), g->dx, a->attn_out, linear_of(s, LINEAR_O, l), N, add);
+    linear_backward(g->dattn_out, a->dx_mid, a->attn_out, &p->o, N, add);
     heads_backward(model, l, B, T);
-    qk_norm_backward(model, l, query_heads(&model->plan, g, l, g->dfused), N);
-    qk_norm_backward(model, l, key_heads(&model->plan, g, l, g->dfused), N);
-    if (g->maxima) absmax_update(output_max(s, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);
-    linear_backward(g->dnorm, grad(s, T_Q, l), g->dfused, a->norm1, linear_of(s, LINEAR_FUSED, l), N, add);
-    rmsnorm_backward(g->dx, grad(s, T_NORM1, l), g->dnorm, x, param(s, T_NORM1, l), a->rstd1, N, C, true,
-                     yoco ? NULL : output_max(s, LINEAR_DOWN, l - 1));
-    if (yoco) yoco_backward(model, x, B, T);
+    qk_norm_backward(model, l, N);
+    absmax_update(a->dfused, N, d->fused_width, d->fused_ld);
+    linear_backward(g->dnorm, a->dfused, a->norm1, &p->qkvg, N, add);
+    rmsnorm_backward(a->dx_in, p->dnorm1, g->dnorm, a->x, p->norm1, a->rstd1, N, C, true);
+    if (l == yoco_layer(c)) yoco_backward(model, B, T);
 }
 
 static void model_gather_stats(Model *model, int l, int B, int T) {
@@ -551,16 +464,15 @@ static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
     // norm_final = rmsnorm(x_out of the last block)
-    rmsnorm_backward(a->dx, grad(s, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out, param(s, T_NORM_FINAL, 0),
-                     a->rstd_final, N, C, false, output_max(s, LINEAR_DOWN, L - 1));
+    rmsnorm_backward(a->layers[L - 1].dx_out, grad(s, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
+                     param(s, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
     grads_close(s, L);
     for (int l = L - 1; l >= 0; l--) {
-        const floatX *x = block_input(model, l);
         layer_params(s, l);
-        block_recompute(model, l, x, B, T);
+        block_recompute(model, l, B, T);
         if (model->stats) model_gather_stats(model, l, B, T);
         grads_open(s, l);
-        block_backward(model, l, x, B, T);
+        block_backward(model, l, B, T);
         layer_done(s, l, -1);
         grads_close(s, l);
     }
@@ -589,7 +501,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_read_batch(model, inputs, targets, starts, B * T);
     watch_phase(PHASE_FORWARD);
     model_forward(model, B, T, NULL, NULL);
-    router_count(&model->router, &model->plan, &model->acts, B * T, total_rows, s->micro_step == 0);
+    router_count(&model->router, model->mlps, B * T, total_rows, s->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
     if (model->plan.config.tied) grads_open(s, -1); // the head's gradient is the embedding's
     grads_open(s, model->plan.config.L);
@@ -628,8 +540,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         Scaling k = tensor_scaling(&model->plan.config, t);
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
             if (t->row->kind == T_ROUTER_BIAS)
-                router_balance(p.weights, p.master, router_loads(&model->router, &model->plan, &model->acts, t->layer),
-                               model->router.bias_rate, model->plan.config.E, (int)p.begin, (int)p.count);
+                router_balance(p.weights, p.master, router_loads(&model->router, t->layer), model->router.bias_rate,
+                               model->plan.config.E, (int)p.begin, (int)p.count);
             else if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, muon_momentum);
             else
                 adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
@@ -662,18 +574,15 @@ static void model_gradients(void *data, const int *inputs, const int *targets, c
     model_micro_step((Model *)data, inputs, targets, starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
-    EvaluationModel m = {&model->plan,  &model->acts,
-                         &model->state, linear_of(&model->state, LINEAR_HEAD, 0),
-                         model,         model_forward_tokens,
-                         model_losses,  model_gradients,
-                         NULL,          NULL};
+    EvaluationModel m = {&model->plan,         &model->acts, &model->state,   &model->head, model,
+                         model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
     return m;
 }
 
 // Logits [B][V] of B rows of the final norm's output.
 static void model_logits(Model *model, const floatX *rows, int B, float *logits) {
     int V = model->plan.config.V, Vp = model->plan.Vp;
-    linear_forward(model->acts.logits, rows, linear_of(&model->state, LINEAR_HEAD, 0), B);
+    linear_forward(model->acts.logits, activation(rows, NULL), &model->head, B);
     floatX *host = (floatX *)checked_calloc((size_t)B * Vp, sizeof(floatX));
     buffer_download(host, model->acts.logits, (size_t)B * Vp * sizeof(floatX));
     for (int b = 0; b < B; b++)
@@ -705,7 +614,7 @@ static void model_prefill(void *generator, int sequence, const int *tokens, int 
     if (c->yoco) {
         Rows r = {1, 1, count - 1, sequence};
         row_to_front(a->layers[lower - 1].x_out, last, c->C);
-        row_to_front(a->layers[lower].norm1, last, c->C);
+        row_to_front(a->layers[lower].norm1.data, last, c->C);
         row_to_front(a->kv, last, model->plan.cross_dims.kv_ld);
         buffer_upload(a->first, &r.first, sizeof(int));
         model_forward_layers(model, lower, c->L, r, NULL, NULL);
@@ -801,7 +710,7 @@ static void run_agree(Run *run, StepResult *r) {
     }
     run->checkpointer.due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
-    router_measure(&model->router, &model->plan, &model->acts, run->options.total_batch);
+    router_measure(&model->router, run->options.total_batch);
     r->routed = model->plan.config.E > 0;
     r->router_aux = model->router.aux;
     r->router_z = model->router.z;

@@ -11,8 +11,8 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
   dead      each function of the product is called (py)
-  tested    each operation of llmc/ops/ops.h is called in tests/*.h, and its CUDA version begins with OPERATION(); or
-            calls others
+  tested    each operation of llmc/ops/ops.h and llmc/experts/operations.h is called in tests/*.h, and its CUDA version
+            begins with OPERATION(); or calls others
 """
 
 import argparse
@@ -29,6 +29,7 @@ LAYERS = [
     ["data", "text", "cuda"],
     ["ops"],
     ["comm"],
+    ["experts"],
     ["model"],
     ["checkpoint"],
     ["options", "log"],
@@ -194,20 +195,22 @@ def all_code(paths):
 
 
 def untested_operations(root):
-    """An operation is a function of ops.h with a buffer among its arguments. Those that return statistics need no
+    """An operation is a function of a contract with a buffer among its arguments. Those that return statistics need no
     OPERATION();."""
-    declared = re.findall(r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code([root / "llmc/ops/ops.h"]))
-    tests, cuda = all_code((root / "tests").glob("*.h")), all_code((root / "llmc/ops").glob("*.cuh"))
+    contracts = [path for path in (root / "llmc/ops/ops.h", root / "llmc/experts/operations.h") if path.exists()]
+    declared = re.findall(r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code(contracts))
+    cuda = all_code(path for contract in contracts for path in contract.parent.glob("*.cuh"))
+    tests = all_code((root / "tests").glob("*.h"))
     for result, name, arguments in declared:
         if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):
             continue
         if not re.search(rf"\b{name}\(", tests):
-            yield f"llmc/ops/ops.h: no test calls {name} (tests/operation_catalogue.h)"
+            yield f"no test calls {name} (tests/operation_catalogue.h)"
         bodies = re.findall(rf"\b{name}\([^;{{]*\) {{\s*(.*?)\n}}", cuda, re.S)
         calls = [other for _, other, _ in declared if other != name]
         begun = [b for b in bodies if b.startswith("OPERATION();") or any(f"{other}(" in b for other in calls)]
         if result == "void" and not begun:
-            yield f"llmc/ops/*.cuh: {name} does not begin with OPERATION();"
+            yield f"the CUDA version of {name} does not begin with OPERATION();"
 
 
 def offenders(root):

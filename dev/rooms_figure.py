@@ -26,6 +26,7 @@ PLACES = {
     "options": (0.8, "table, relations, parser, help;", "modes, environment"),
     "checkpoint": (1.6, "safetensors, checksums,", "atomic and background saves"),
     "model": (1.6, "variants, presets, tensors; plan, layouts,", "sharding; parameters, gradients, moments"),
+    "experts": (1.6, "routing, products, losses of the router;", "the MLP of a layer of any kind"),
     "comm": (2.4, "ranks: MPI, NCCL or one process;", "launch, watchdog"),
     "ops": (2.4, "ops.h declares the operations; each is", "NAME.h in C and NAME.cuh in CUDA"),
     "text": (0.4, "tokenizer, prompts,", "sampling"),

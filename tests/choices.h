@@ -115,7 +115,7 @@ static void test_equal_completions(void) {
         Model model;
         case_open(&model, &config, mc.B, mc.T, FOR_EVALUATION);
         EvaluationModel m = evaluation_model(&model);
-        m.head.weight = identity, m.head.copy = NULL;
+        model.head.weight = identity, model.head.copy = NULL;
         m.forward = rows_forward;
         int rows = choices_deal(&t, 0, 1, order);
         EXPECT(rows == 5, "%d rows are computed for 5 different completions", rows);

@@ -135,7 +135,8 @@ static void check_attention_nan(const Case *row) {
     attention_configure(own);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *k = x.x() + NQ * D, *v = k + n[2] * D;
-        if (n[5]) diff_attention_forward(out.x(), kept.x(), lse.f(), x.x(), k, v, l.x(), OH, s, S_SIGMOID, nullptr);
+        Activation o_out = activation(out.x(), nullptr);
+        if (n[5]) diff_attention_forward(o_out, kept.x(), lse.f(), x.x(), k, v, l.x(), OH, s, S_SIGMOID);
         else attention_forward(out.x(), lse.f(), x.x(), k, v, s);
     });
     attention_configure(none);
@@ -178,7 +179,8 @@ static void check_attention_rotated(const Case *row) {
     attention_configure(own);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
-        if (n[4]) diff_attention_forward(out.x(), kept.x(), lse.f(), q, k, v, l.x(), OH, s, S_SIGMOID, nullptr);
+        Activation o_out = activation(out.x(), nullptr);
+        if (n[4]) diff_attention_forward(o_out, kept.x(), lse.f(), q, k, v, l.x(), OH, s, S_SIGMOID);
         else attention_forward(out.x(), lse.f(), q, k, v, s);
         for (int steps = 1; steps <= 2; steps++) {
             floatX *dq = dx[steps - 1]->x(), *dk = dq + k_at, *dv = dq + v_at;

@@ -35,7 +35,7 @@ static inline void buffer_free(void *p) { free(p); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
 #undef DEVICE_OPS
 #define REAL double
-#include "../llmc/ops/all_ops.h"
+#include "../llmc/experts/operations.h"
 #include "operation_catalogue.h"
 #undef REAL
 #define DEVICE_OPS 1
@@ -47,8 +47,9 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
 #undef LLMC_FP8_H
+#undef LLMC_EXPERTS_OPERATIONS_H
 #undef FP8_SMALLEST
-#include "../llmc/ops/all_ops.h"
+#include "../llmc/experts/operations.h"
 #include "operation_catalogue.h"
 
 static TestRandom test_random;
@@ -327,7 +328,7 @@ static std::vector<double> twin_operand(const Operand &t, const OpView &v, Fp8Fo
     for (int row = 0, rows = each_row ? 1 : v.rows; row < v.rows; row += rows) {
         const size_t begin = product(row, v.ld);
         twin::absmax_t max = 0;
-        twin::absmax_update(&max, t.twin.data() + begin, rows, v.width, v.ld);
+        twin::absmax_update(twin::activation(t.twin.data() + begin, &max), rows, v.width, v.ld);
         for (int r = 0; r < rows; r++)
             for (size_t i = begin + product(r, v.ld), end = i + (size_t)v.width; i < end; i++)
                 to[i] = twin_rounded(to[i], max, f, true);

@@ -18,7 +18,7 @@ static double fp8_decode(unsigned char code, Fp8Format f) {
 
 static absmax_t twin_absmax(const Operand &x, int rows, int columns, int ld) {
     twin::absmax_t max = 0;
-    twin::absmax_update(&max, x.twin.data(), rows, columns, ld);
+    twin::absmax_update(twin::activation(x.twin.data(), &max), rows, columns, ld);
     return max;
 }
 
@@ -73,8 +73,8 @@ static void check_fp8_quantize(const Case *c) {
                        scale.f()};
         o.run(0, [&] {
             if (special == FP8_BEYOND) buffer_upload(max.at(), &given, sizeof(given));
-            else absmax_update((absmax_t *)max.at(), x.x(), rows, columns, ld);
-            fp8_quantize(to, x.x(), rows, columns, ld, (absmax_t *)max.at(), f);
+            else absmax_update(activation(x.x(), (absmax_t *)max.at()), rows, columns, ld);
+            fp8_quantize(to, activation(x.x(), (absmax_t *)max.at()), rows, columns, ld, f);
         });
         absmax_t got;
         memcpy(&got, &max.result[max.begin], sizeof(got));

@@ -34,8 +34,9 @@ static void check_residual_rmsnorm(const Case *c) {
     Operand &max = o.max("max", 0), &max2 = o.max("max by rmsnorm", 0);
     Operand &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
     o.run(0, [&] {
-        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max.at());
-        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max2.at());
+        Activation norm = activation(y.x(), (absmax_t *)max.at()), norm2 = activation(y2.x(), (absmax_t *)max2.at());
+        residual_rmsnorm_forward(sum.x(), norm, rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f);
+        rmsnorm_forward(norm2, rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f);
     });
     EXPECT(y.result == y2.result && rstd.result == rstd2.result && max.result == max2.result,
            "the norm has other bits than rmsnorm_forward gives");

@@ -131,8 +131,8 @@ static void expect_pairs_of_maps(const Model *model, const HostAttention *m, int
             int h1 = maps_query_head(m, h, 0), h2 = maps_query_head(m, h, 1), row = MAP_T + t;
             double o = (double)a->heads[(row * d->NQ + h1) * d->DV] -
                        map_lambda(m, 1, t, h) * (double)a->heads[(row * d->NQ + h2) * d->DV];
-            EXPECT(fabs(o - (double)a->combined[(row * d->OH + h) * d->DV]) < 1e-5, "%s, layer %d: pair %d, row %d",
-                   what, l, h, t);
+            EXPECT(fabs(o - (double)a->combined.data[(row * d->OH + h) * d->DV]) < 1e-5,
+                   "%s, layer %d: pair %d, row %d", what, l, h, t);
         }
 }
 

@@ -52,8 +52,8 @@ static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, 
 // The sum that is minimized, with the routers' losses by their definition, and the z-loss.
 static double expert_loss(Model *m, const int *tokens, int B, int T) {
     double loss = case_loss(m, tokens, B, T, false);
-    router_count(&m->router, &m->plan, &m->acts, B * T, B * T, true);
-    router_measure(&m->router, &m->plan, &m->acts, B * T);
+    router_count(&m->router, m->mlps, B * T, B * T, true);
+    router_measure(&m->router, B * T);
     loss += m->router.aux_weight * m->router.aux + m->router.z_weight * m->router.z;
     for (int n = 0; n < B * T; n++) loss += (double)(m->z_loss * m->acts.log_z[n] * m->acts.log_z[n]) / (B * T);
     return loss;
@@ -258,7 +258,7 @@ static void expert_micro_steps(Model *m, int i, const int *tokens) {
         m->state.micro_step = step;
         model_micro_step(m, tokens + step, tokens + step + 1, NULL, mc->B, mc->T, 3.0 * mc->B * mc->T);
     }
-    router_measure(&m->router, &m->plan, &m->acts, 3 * (int64_t)mc->B * mc->T);
+    router_measure(&m->router, 3 * (int64_t)mc->B * mc->T);
 }
 
 static void test_experts_recomputed(void) {
@@ -321,11 +321,10 @@ static void test_expert_maxima(void) {
         int l = e->dense_layers, R = e->model.B * e->model.T * e->K;
         absmax_t hidden = 0, dgate_up = 0;
         case_loss(&m, tokens, e->model.B, e->model.T, true);
-        absmax_update(&hidden, m.acts.expert_hidden, R, e->FE, e->FE);
-        absmax_update(&dgate_up, m.acts.dexpert_gate_up, R, 2 * e->FE, 2 * e->FE);
-        EXPECT(hidden && *input_max(&m.state, LINEAR_EXPERT_DOWN, l) == hidden, "%s: the input of down", e->model.why);
-        EXPECT(dgate_up && *output_max(&m.state, LINEAR_EXPERT_GATE_UP, l) == dgate_up,
-               "%s: the gradient of gate and up", e->model.why);
+        absmax_update(activation(m.acts.expert_hidden, &hidden), R, e->FE, e->FE);
+        absmax_update(activation(m.acts.dexpert_gate_up, &dgate_up), R, 2 * e->FE, 2 * e->FE);
+        EXPECT(hidden && *m.mlps[l].expert_hidden.max == hidden, "%s: the input of down", e->model.why);
+        EXPECT(dgate_up && *m.mlps[l].dexpert_gate_up.max == dgate_up, "%s: the gradient of gate and up", e->model.why);
         case_end(&m, tokens);
     }
     linear_configure(GEMM_FP32);
@@ -339,7 +338,7 @@ static void test_experts_accumulate(void) {
     int *tokens = expert_start(&m, 0, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), T = mc->T;
     m.router.aux_weight = 0;
     case_loss(&m, tokens, 2, T, true);
-    router_measure(&m.router, &m.plan, &m.acts, 2 * T);
+    router_measure(&m.router, 2 * T);
     double aux = m.router.aux, z = m.router.z;
     size_t count = m.plan.tensors.buffer_count;
     grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
@@ -348,7 +347,7 @@ static void test_experts_accumulate(void) {
         m.state.micro_step = b;
         model_micro_step(&m, tokens + b * T, tokens + b * T + 1, NULL, 1, T, 2.0 * T);
     }
-    router_measure(&m.router, &m.plan, &m.acts, 2 * T);
+    router_measure(&m.router, 2 * T);
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23, error = gradient_distance(m.state.grads, whole, count);
     EXPECT(error <= 50 * epsilon, "one micro-step or two: relative difference %.3g", error);
     EXPECT(fabs(m.router.aux - aux) < 50 * epsilon && fabs(m.router.z - z) < 50 * epsilon,

@@ -14,25 +14,27 @@ static double rounding_share(GemmType type, bool gradient) {
 
 // ---- what each linear layer rounds
 
-// The layer with its own copy of the weight, and the largest magnitudes of these operands.
-static Linear fresh_linear(const Model *m, LinearKind kind, int l, absmax_t *max, const floatX *x, const floatX *dy,
-                           int N) {
+// The layer with its own copy of the weight.
+static Linear fresh_linear(const Model *m, LinearKind kind, int l) {
     Linear w = linear_of(&m->state, kind, l);
     w.copy = buffer_alloc(linear_copy_bytes(w.IC, w.OC, false), "a test");
-    max[0] = max[1] = 0;
-    absmax_update(&max[0], x, N, w.IC, w.IC);
-    if (dy) absmax_update(&max[1], dy, N, w.OC, w.ld);
-    w.x_max = &max[0], w.dy_max = &max[1];
-    linear_copy_weight(w);
+    linear_copy_weight(&w);
     return w;
+}
+// An operand with its largest magnitude in *max.
+static Activation fresh_operand(const floatX *x, absmax_t *max, int N, int columns, int ld) {
+    Activation a = activation(x, max);
+    *max = 0;
+    absmax_update(a, N, columns, ld);
+    return a;
 }
 
 // y of a layer, computed with fresh_linear.
 static floatX *fresh_output(const Model *m, LinearKind kind, int l, const floatX *x, int N) {
-    absmax_t max[2];
-    Linear w = fresh_linear(m, kind, l, max, x, NULL, N);
+    absmax_t max;
+    Linear w = fresh_linear(m, kind, l);
     floatX *y = (floatX *)checked_calloc((size_t)N * w.ld, sizeof(floatX));
-    linear_forward(y, x, w, N);
+    linear_forward(y, fresh_operand(x, &max, N, w.IC, w.IC), &w, N);
     buffer_free(w.copy);
     return y;
 }
@@ -51,13 +53,14 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
     const LayerActivations *a = &m->acts.layers[l];
     const AttentionDims *d = plan_dims(&m->plan, l);
     int C = m->plan.config.C, F = m->plan.config.F;
-    floatX *fused = fresh_output(m, LINEAR_FUSED, l, a->norm1, N), *o = fresh_output(m, LINEAR_O, l, a->attn_out, N),
-           *gate_up = fresh_output(m, LINEAR_GATE_UP, l, a->norm2, N),
-           *down = fresh_output(m, LINEAR_DOWN, l, a->hidden, N);
-    add_to(o, block_input(m, l), (size_t)N * C);
+    floatX *fused = fresh_output(m, LINEAR_FUSED, l, a->norm1.data, N),
+           *o = fresh_output(m, LINEAR_O, l, a->attn_out.data, N),
+           *gate_up = fresh_output(m, LINEAR_GATE_UP, l, a->norm2.data, N),
+           *down = fresh_output(m, LINEAR_DOWN, l, a->mlp.hidden.data, N);
+    add_to(o, a->x, (size_t)N * C);
     add_to(down, a->x_mid, (size_t)N * C);
     size_t wrong[] = {different(fused + d->v_at, a->fused + d->v_at, N, d->fused_rows - d->v_at, d->fused_ld),
-                      different(o, a->x_mid, N, C, C), different(gate_up, a->gate_up, N, 2 * F, 2 * F),
+                      different(o, a->x_mid, N, C, C), different(gate_up, a->mlp.gate_up, N, 2 * F, 2 * F),
                       different(down, a->x_out, N, C, C)};
     for (int kind = 0; kind <= LINEAR_DOWN; kind++)
         EXPECT(!wrong[kind], "%s: layer %d, matrix %d: %zu outputs are not those of operands with their own maxima",
@@ -67,7 +70,7 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
     free(gate_up);
     free(down);
     if (l != yoco_layer(&m->plan.config)) return;
-    floatX *kv = fresh_output(m, LINEAR_KV, l, m->acts.kv_norm, N);
+    floatX *kv = fresh_output(m, LINEAR_KV, l, m->acts.kv_norm.data, N);
     int k_rows = d->NK * d->QD;
     size_t values = different(kv + k_rows, m->acts.kv + k_rows, N, d->NV * d->DV, d->kv_ld);
     EXPECT(!values, "%s: %zu shared values are not those of operands with their own maxima", what, values);
@@ -78,10 +81,12 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
 static void expect_backward_rounds(Model *m, LinearKind kind, int l, const floatX *x, const floatX *dy,
                                    const floatX *wanted, TensorKind weight, int N, const char *what) {
     absmax_t max[2];
-    Linear w = fresh_linear(m, kind, l, max, x, dy, N);
+    Linear w = fresh_linear(m, kind, l);
     floatX *dx = (floatX *)checked_calloc((size_t)N * w.IC, sizeof(floatX));
     grad_t *dw = (grad_t *)checked_calloc((size_t)w.OC * w.IC, sizeof(grad_t));
-    linear_backward(dx, dw, dy, x, w, N, false);
+    w.dweight = dw;
+    linear_backward(dx, fresh_operand(dy, &max[1], N, w.OC, w.ld), fresh_operand(x, &max[0], N, w.IC, w.IC), &w, N,
+                    false);
     size_t weights = different(dw, grad(&m->state, weight, l), w.OC, w.IC, w.IC),
            inputs = wanted ? different(dx, wanted, N, w.IC, w.IC) : 0;
     EXPECT(!weights && !inputs, "%s: layer %d, matrix %d: %zu gradients of the weight and %zu of the input are wrong",
@@ -102,9 +107,8 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
     model_forward(m, mc->B, mc->T, NULL, NULL);
     for (int l = 0; l < L; l++) expect_forward_rounds(m, l, N, what);
     model_classify(m, N, (real)(1.0 / N));
-    rmsnorm_backward(a->dx, grad(&m->state, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
-                     param(&m->state, T_NORM_FINAL, 0), a->rstd_final, N, C, false,
-                     output_max(&m->state, LINEAR_DOWN, L - 1));
+    rmsnorm_backward(a->layers[L - 1].dx_out, grad(&m->state, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
+                     param(&m->state, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
     for (int l = L - 1; l >= 0; l--) {
         const LayerActivations *layer = &a->layers[l];
         memcpy(before, a->dx, bytes);
@@ -112,13 +116,13 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
         memset(param(&m->state, T_NORM1, l), 0, C * sizeof(floatX));
         bool yoco = l == yoco_layer(&m->plan.config); // dnorm is then that of the shared keys and values
         if (yoco) memset(param(&m->state, T_YOCO_NORM, l), 0, C * sizeof(floatX)); // which no later backward reads
-        block_backward(m, l, block_input(m, l), mc->B, mc->T);
+        block_backward(m, l, mc->B, mc->T);
         memcpy(param(&m->state, T_NORM1, l), norm1, C * sizeof(floatX));
-        expect_backward_rounds(m, LINEAR_DOWN, l, layer->hidden, before, a->dhidden, T_MLP_DOWN, N, what);
-        expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2, a->dgate_up, NULL, T_MLP_GATE, N, what);
-        expect_backward_rounds(m, LINEAR_O, l, layer->attn_out, a->dx, NULL, T_O, N, what);
-        expect_backward_rounds(m, LINEAR_FUSED, l, layer->norm1, a->dfused, yoco ? NULL : a->dnorm, T_Q, N, what);
-        if (yoco) expect_backward_rounds(m, LINEAR_KV, l, a->kv_norm, a->dkv, a->dnorm, T_YOCO_K, N, what);
+        expect_backward_rounds(m, LINEAR_DOWN, l, layer->mlp.hidden.data, before, a->dhidden, T_MLP_DOWN, N, what);
+        expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2.data, a->dgate_up, NULL, T_MLP_GATE, N, what);
+        expect_backward_rounds(m, LINEAR_O, l, layer->attn_out.data, a->dx, NULL, T_O, N, what);
+        expect_backward_rounds(m, LINEAR_FUSED, l, layer->norm1.data, a->dfused, yoco ? NULL : a->dnorm, T_Q, N, what);
+        if (yoco) expect_backward_rounds(m, LINEAR_KV, l, a->kv_norm.data, a->dkv.data, a->dnorm, T_YOCO_K, N, what);
     }
     free(before);
     free(norm1);
@@ -161,13 +165,13 @@ static void test_maxima_of_shared_keys(void) {
         model_read_batch(&m, tokens, tokens + 1, NULL, N);
         model_forward(&m, mc->B, mc->T, NULL, NULL);
         model_classify(&m, N, (real)(1.0 / N));
-        rmsnorm_backward(m.acts.dx, grad(&m.state, T_NORM_FINAL, 0), m.acts.dnorm, m.acts.layers[l].x_out,
-                         param(&m.state, T_NORM_FINAL, 0), m.acts.rstd_final, N, mc->C, false,
-                         output_max(&m.state, LINEAR_DOWN, l));
-        for (; l > below; l--) block_backward(&m, l, block_input(&m, l), mc->B, mc->T);
-        absmax_update(&max, m.acts.dx, N, mc->C, mc->C);
-        EXPECT(max == *output_max(&m.state, LINEAR_DOWN, below), "%s: the maximum is %g, that of the gradient %g",
-               mc->why, (double)absmax_value(*output_max(&m.state, LINEAR_DOWN, below)), (double)absmax_value(max));
+        rmsnorm_backward(m.acts.layers[l].dx_out, grad(&m.state, T_NORM_FINAL, 0), m.acts.dnorm, m.acts.layers[l].x_out,
+                         param(&m.state, T_NORM_FINAL, 0), m.acts.rstd_final, N, mc->C, false);
+        for (; l > below; l--) block_backward(&m, l, mc->B, mc->T);
+        absmax_update(activation(m.acts.dx, &max), N, mc->C, mc->C);
+        const absmax_t *got = m.acts.layers[below].dx_out.max;
+        EXPECT(max == *got, "%s: the maximum is %g, that of the gradient %g", mc->why, (double)absmax_value(*got),
+               (double)absmax_value(max));
         case_end(&m, tokens);
     }
     low_precision_begin(GEMM_FP32, false);
@@ -185,13 +189,12 @@ static void test_formats_of_operands(void) {
             low_precision_begin(GEMM_FP8, false);
             floatX *x = of == 0 ? rounded : chosen, *weight = of == 1 ? rounded : chosen, *dy = rounded;
             int IC = of == 2 ? 1 : 2, OC = of == 2 ? 2 : 1;
-            absmax_update(&max[0], x, 1, IC, IC);
-            absmax_update(&max[1], dy, 1, OC, OC);
-            Linear w = {weight, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC, &max[0], &max[1]};
+            Activation of_x = fresh_operand(x, &max[0], 1, IC, IC), of_dy = fresh_operand(dy, &max[1], 1, OC, OC);
+            Linear w = {weight, dw, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC};
             ops_init(linear_workspace_bytes(1, IC, OC));
-            linear_copy_weight(w);
-            if (of == 2) linear_backward(&y, dw, dy, x, w, 1, false);
-            else linear_forward(&y, x, w, 1);
+            linear_copy_weight(&w);
+            if (of == 2) linear_backward(&y, of_dy, of_x, &w, 1, false);
+            else linear_forward(&y, of_x, &w, 1);
             double is = (double)y / (double)v, wanted = of == 2 ? (i ? 1 : 8.0 / 9) : (i ? 0 : 1);
             // the rounding of 2^-20 in E5M2 is at most 2^-3 of it; the others are exact except for the scales
             EXPECT(fabs(is - wanted) <= (of == 2 && i ? 0x1p-3 : 0x1p-20), "%s: %g becomes %g of it, not %g", names[of],
@@ -339,14 +342,13 @@ static void test_not_finite_operands(void) {
                     for (int i = 0; i < N * OC; i++) dy[i] = (floatX)(zeros ? 0 : 1);
                     operands[of][37] = (floatX)bad[b];
                     low_precision_begin(GEMM_FP8, wide);
-                    absmax_update(&max[0], x, N, IC, IC);
-                    absmax_update(&max[1], dy, N, OC, OC);
-                    Linear w = {weight, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC, &max[0],
-                                &max[1]};
+                    Activation of_x = fresh_operand(x, &max[0], N, IC, IC),
+                               of_dy = fresh_operand(dy, &max[1], N, OC, OC);
+                    Linear w = {weight, dw, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC};
                     ops_init(linear_workspace_bytes(N, IC, OC));
-                    linear_copy_weight(w);
-                    linear_forward(y, x, w, N);
-                    linear_backward(dx, dw, dy, x, w, N, false);
+                    linear_copy_weight(&w);
+                    linear_forward(y, of_x, &w, N);
+                    linear_backward(dx, of_dy, of_x, &w, N, false);
                     int good[3] = {0, 0, 0};
                     for (int i = 0; i < N * OC; i++) good[0] += !isnan((double)y[i]);
                     for (int i = 0; i < N * IC; i++) good[1] += !isnan((double)dx[i]);

@@ -2,7 +2,7 @@
 operation.h: the types of the catalogue of operations (operation_catalogue.h): a case of an operation and its tensors.
 */
 #pragma once
-#include "../llmc/model/mlp_kinds.h"
+#include "../llmc/experts/mlp_kinds.h"
 #include "../llmc/model/variants.h"
 #include "../llmc/ops/routing.h"
 #include "harness.h"
@@ -130,6 +130,10 @@ typedef struct {
 #define OP_DX(i) ((floatX *)c->dx[i].data)
 #define OP_DW(i) ((grad_t *)c->dx[i].data) // the gradient of a parameter
 #define OP_DY ((const floatX *)c->dy)
+#define OP_MEASURED_Y activation(OP_Y(0), c->max)
+#define OP_MEASURED_DX activation(OP_DX(0), c->max)
+#define OP_OPERAND_X activation(OP_X(0), c->operand_max[0])
+#define OP_OPERAND_DY activation(OP_DY, c->operand_max[1])
 
 // What one call moves and computes (llmc/ops/traffic.h), and the workspace that it asks for. 0: not stated, or none.
 typedef struct {

@@ -217,8 +217,8 @@ static floatX *diff_attention_buffer(const OpCase *c) {
 }
 static void diff_attention_run(const OpCase *c, floatX *out, real *lse, floatX *kept) {
     const OpView *x = c->x->view;
-    diff_attention_forward(out, kept, lse, OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
-                           c->x[1].view->ld, diff_attention_shape(c), (Factor)c->d[8], NULL);
+    diff_attention_forward(activation(out, NULL), kept, lse, OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset,
+                           OP_X(1), c->x[1].view->ld, diff_attention_shape(c), (Factor)c->d[8]);
 }
 static void diff_attention_call(const OpCase *c) {
     floatX *kept = diff_attention_buffer(c);

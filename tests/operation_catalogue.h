@@ -91,10 +91,15 @@ static inline OpCost op_cost_of(const OpCase *c, bool backward) {
 // What a layer in FP8 reads besides its operands: their largest magnitudes, and the rounded weights.
 static inline void op_prepare_fp8(const OpCase *c, bool backward) {
     const OpView *x = c->x[0].view, *y = c->y[0].view;
-    absmax_update(c->operand_max[0], OP_X(0), x->rows, x->width, x->ld);
-    if (backward) absmax_update(c->operand_max[1], OP_DY, y->rows, y->width, y->ld);
-    if (c->kind == OP_LINEAR_FP8) linear_copy_weight(op_linear(c));
-    else expert_linear_copy_weights(op_expert_linear(c));
+    absmax_update(OP_OPERAND_X, x->rows, x->width, x->ld);
+    if (backward) absmax_update(OP_OPERAND_DY, y->rows, y->width, y->ld);
+    if (c->kind == OP_LINEAR_FP8) {
+        const Linear w = op_linear(c);
+        linear_copy_weight(&w);
+    } else {
+        const ExpertLinear w = op_expert_linear(c);
+        expert_linear_copy_weights(&w);
+    }
 }
 static inline void op_call(const OpCase *c, bool backward) {
     (backward ? op_kinds[c->kind].call_backward : op_kinds[c->kind].call)(c);

@@ -223,11 +223,11 @@ static void expert_swiglu_reference(OpCase *c) {
     }
 }
 static void expert_swiglu_call(const OpCase *c) {
-    expert_swiglu_forward(OP_Y(0), OP_X(0), OP_REAL(1), expert_entries(c), expert_rows(c), c->d[4], c->max);
+    expert_swiglu_forward(OP_MEASURED_Y, OP_X(0), OP_REAL(1), expert_entries(c), expert_rows(c), c->d[4]);
 }
 static void expert_swiglu_call_backward(const OpCase *c) {
-    expert_swiglu_backward(OP_DX(0), (real *)c->dx[1].data, OP_DY, OP_X(0), OP_REAL(1), expert_entries(c),
-                           expert_rows(c), c->d[4], c->max);
+    expert_swiglu_backward(OP_MEASURED_DX, (real *)c->dx[1].data, OP_DY, OP_X(0), OP_REAL(1), expert_entries(c),
+                           expert_rows(c), c->d[4]);
 }
 static OpCost expert_swiglu_cost(const OpCase *c, bool backward) {
     return op_cost((backward ? expert_swiglu_backward_bytes : expert_swiglu_forward_bytes)(expert_rows(c), c->d[4]), 0,
@@ -273,18 +273,20 @@ static void expert_linear_reference(OpCase *c) {
 }
 static ExpertLinear op_expert_linear(const OpCase *c) {
     int IC = c->d[1], OC = expert_columns(c);
-    ExpertLinear w = {{OP_X(1), c->copy, IC, OC, OC, c->operand_max[0], c->operand_max[1]},
+    ExpertLinear w = {{OP_X(1), OP_DW(1), c->copy, IC, OC, OC},
                       c->d[2],
                       expert_stride(c),
                       round_up(linear_copy_bytes(IC, OC, false), 256)};
     return w;
 }
 static void expert_linear_call(const OpCase *c) {
-    expert_linear_forward(OP_Y(0), OP_X(0), op_expert_linear(c), expert_starts(c), c->d[0], expert_rows(c));
+    const ExpertLinear w = op_expert_linear(c);
+    expert_linear_forward(OP_Y(0), OP_OPERAND_X, &w, expert_starts(c), c->d[0], expert_rows(c));
 }
 static void expert_linear_call_backward(const OpCase *c) {
-    expert_linear_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), op_expert_linear(c), expert_starts(c), c->d[0],
-                           expert_rows(c), c->x[1].view->adds);
+    const ExpertLinear w = op_expert_linear(c);
+    expert_linear_backward(OP_DX(0), OP_OPERAND_DY, OP_OPERAND_X, &w, expert_starts(c), c->d[0], expert_rows(c),
+                           c->x[1].view->adds);
 }
 static OpCost expert_linear_cost(const OpCase *c, bool backward) {
     Routing r = op_routing(c);

@@ -51,11 +51,11 @@ static void rmsnorm_reference(OpCase *c) {
 }
 static void rmsnorm_call(const OpCase *c) {
     const int *d = c->d;
-    rmsnorm_forward(OP_Y(0), OP_STAT(1), OP_X(0), OP_X(1), d[0], d[1], (real)OP_EPS, c->max);
+    rmsnorm_forward(OP_MEASURED_Y, OP_STAT(1), OP_X(0), OP_X(1), d[0], d[1], (real)OP_EPS);
 }
 static void rmsnorm_call_backward(const OpCase *c) {
     const int *d = c->d;
-    rmsnorm_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), OP_X(1), OP_STAT(1), d[0], d[1], d[3] != 0, c->max);
+    rmsnorm_backward(OP_MEASURED_DX, OP_DW(1), OP_DY, OP_X(0), OP_X(1), OP_STAT(1), d[0], d[1], d[3] != 0);
 }
 static OpCost rmsnorm_cost(const OpCase *c, bool backward) {
     int N = c->d[0], C = c->d[1];
@@ -87,8 +87,8 @@ static void residual_rmsnorm_reference(OpCase *c) {
     }
 }
 static void residual_rmsnorm_call(const OpCase *c) {
-    residual_rmsnorm_forward(OP_Y(1), OP_Y(0), OP_STAT(2), OP_X(0), OP_X(1), OP_X(2), c->d[0], c->d[1], (real)OP_EPS,
-                             c->max);
+    residual_rmsnorm_forward(OP_Y(1), OP_MEASURED_Y, OP_STAT(2), OP_X(0), OP_X(1), OP_X(2), c->d[0], c->d[1],
+                             (real)OP_EPS);
 }
 static OpCost residual_rmsnorm_cost(const OpCase *c, bool backward) {
     (void)backward;
@@ -142,18 +142,20 @@ static void linear_fp8_setup(OpCase *c) {
     c->add_tensor = 2, c->fp8 = true;
 }
 static Linear op_linear(const OpCase *c) {
-    Linear w = {OP_X(1), c->copy, c->d[1], c->d[2], c->d[3], c->operand_max[0], c->operand_max[1]};
+    Linear w = {OP_X(1), OP_DW(1), c->copy, c->d[1], c->d[2], c->d[3]};
     return w;
 }
 static void linear_fp8_call(const OpCase *c) {
-    linear_forward(OP_Y(0), OP_X(0), op_linear(c), c->d[0]);
+    const Linear w = op_linear(c);
+    linear_forward(OP_Y(0), OP_OPERAND_X, &w, c->d[0]);
     // products of padded codes are zeros up to a multiple of 16 columns, if the rows have room for them
     int OC = c->d[2], padded = (int)round_up((size_t)OC, 16);
     for (int n = 0; n < c->d[0] && !c->copy && padded <= c->d[3] && !c->d[4]; n++)
         for (int k = OC; k < padded; k++) OP_Y(0)[product(n, c->d[3]) + (size_t)k] = 0;
 }
 static void linear_fp8_call_backward(const OpCase *c) {
-    linear_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), op_linear(c), c->d[0], c->x[1].view->adds);
+    const Linear w = op_linear(c);
+    linear_backward(OP_DX(0), OP_OPERAND_DY, OP_OPERAND_X, &w, c->d[0], c->x[1].view->adds);
 }
 static OpCost linear_fp8_cost(const OpCase *c, bool backward) {
     int N = c->d[0], IC = c->d[1], OC = c->d[2];
@@ -233,8 +235,7 @@ static HeadGroups diff_combine_groups(const OpCase *c) {
 }
 static void diff_combine_call(const OpCase *c) {
     const int *d = c->d;
-    diff_combine_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], diff_combine_groups(c), (Factor)d[6],
-                         c->max);
+    diff_combine_forward(OP_MEASURED_Y, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], diff_combine_groups(c), (Factor)d[6]);
 }
 static void diff_combine_call_backward(const OpCase *c) {
     const int *d = c->d;
@@ -364,7 +365,7 @@ static void gate_reference(OpCase *c) {
 }
 static void gate_call(const OpCase *c) {
     const int *d = c->d;
-    gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], c->max);
+    gate_forward(OP_MEASURED_Y, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4]);
 }
 static void gate_call_backward(const OpCase *c) {
     const int *d = c->d;
@@ -434,10 +435,8 @@ static void swiglu_reference(OpCase *c) {
         c->y->ref[i] = g / (1 + exp(-g)) * u;
     }
 }
-static void swiglu_call(const OpCase *c) { swiglu_forward(OP_Y(0), OP_X(0), c->d[0], c->d[1], c->max); }
-static void swiglu_call_backward(const OpCase *c) {
-    swiglu_backward(OP_DX(0), OP_DY, OP_X(0), c->d[0], c->d[1], c->max);
-}
+static void swiglu_call(const OpCase *c) { swiglu_forward(OP_MEASURED_Y, OP_X(0), c->d[0], c->d[1]); }
+static void swiglu_call_backward(const OpCase *c) { swiglu_backward(OP_MEASURED_DX, OP_DY, OP_X(0), c->d[0], c->d[1]); }
 static OpCost swiglu_cost(const OpCase *c, bool backward) {
     return op_cost((backward ? swiglu_backward_bytes : swiglu_forward_bytes)(c->d[0], c->d[1]), 0, 0);
 }

@@ -54,7 +54,7 @@ static void test_experts(void) {
 
 static void test_rmsnorm_of_zeros(void) {
     real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd;
-    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)OP_EPS, NULL);
+    rmsnorm_forward(activation(y, NULL), &rstd, x, weight, 1, 5, (real)OP_EPS);
     EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
 }
 
@@ -112,7 +112,7 @@ static void linear_start_dw(LinearBuffers b) {
 static void linear_round_reference(real *to, const real *from, int rows, int columns, int ld, GemmType type,
                                    Fp8Format f) {
     absmax_t max = 0;
-    absmax_update(&max, from, rows, columns, ld);
+    absmax_update(activation(from, &max), rows, columns, ld);
     for (int n = 0; n < rows; n++)
         for (int c = 0; c < columns; c++) {
             float x = (float)from[n * ld + c], rounded;
@@ -179,15 +179,16 @@ static void test_linear_rounds(void) {
         for (int storage = STORE_FP32; storage <= STORE_BF16; storage++) {
             if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
             absmax_t max[2] = {0, 0};
-            absmax_update(&max[0], own.x, ROWS, IC, IC);
-            absmax_update(&max[1], own.dy, ROWS, OC, LD);
-            Linear w = {own.w, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, LD, &max[0], &max[1]};
+            Activation x = activation(own.x, &max[0]), dy = activation(own.dy, &max[1]);
+            absmax_update(x, ROWS, IC, IC);
+            absmax_update(dy, ROWS, OC, LD);
+            Linear w = {own.w, own.dw, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, LD};
             size_t need = linear_workspace_bytes(ROWS, IC, OC);
             workspace_poison(need);
             linear_start_dw(own);
-            linear_copy_weight(w);
-            linear_forward(own.y, own.x, w, ROWS);
-            linear_backward(own.dx, own.dw, own.dy, own.x, w, ROWS, true);
+            linear_copy_weight(&w);
+            linear_forward(own.y, x, &w, ROWS);
+            linear_backward(own.dx, dy, x, &w, ROWS, true);
             workspace_check(need, "a linear layer");
             double worst[] = {linear_difference(own.y, reference.y, ROWS, OC, LD),
                               1e6 * linear_difference(own.dx, reference.dx, ROWS, IC, IC),
@@ -196,7 +197,7 @@ static void test_linear_rounds(void) {
             EXPECT(worst[0] < 2e-3 && worst[1] < 1e-4 && worst[2] < 1e-4,
                    "type %d, %s: y, dx, dweight differ by %.2g, %.2g, %.2g", type,
                    storage == STORE_FP32 ? "wide" : "oneDNN", worst[0], worst[1], worst[2]);
-            linear_forward(own.y, own.x, w, LINEAR_ROWS - 1);
+            linear_forward(own.y, x, &w, LINEAR_ROWS - 1);
             matmul_forward(reference.y, own.x, own.w, LINEAR_ROWS - 1, IC, OC, LD);
             bool same = linear_difference(own.y, reference.y, LINEAR_ROWS - 1, OC, LD) == 0;
             EXPECT(same == (type == GEMM_BF16), "type %d: %d rows are %s", type, LINEAR_ROWS - 1,
@@ -324,8 +325,8 @@ static void test_residual_rmsnorm(void) {
     real *weight = op_alloc_random(&random, C, 1), *fused[3], *y = op_alloc(COUNT), *rstd = op_alloc(N);
     for (int i = 0; i < 3; i++) fused[i] = op_alloc(i < 2 ? COUNT : N);
     for (int e = 0; e < COUNT; e++) sum[e] += b[e];
-    rmsnorm_forward(y, rstd, sum, weight, N, C, (real)OP_EPS, NULL);
-    residual_rmsnorm_forward(fused[0], fused[1], fused[2], a, b, weight, N, C, (real)OP_EPS, NULL);
+    rmsnorm_forward(activation(y, NULL), rstd, sum, weight, N, C, (real)OP_EPS);
+    residual_rmsnorm_forward(fused[0], activation(fused[1], NULL), fused[2], a, b, weight, N, C, (real)OP_EPS);
     EXPECT(op_same(sum, fused[0], COUNT) && op_same(y, fused[1], COUNT) && op_same(rstd, fused[2], N),
            "the sum, the norm or rstd has other bits");
     op_free("residual and rmsnorm");
@@ -354,8 +355,9 @@ static void test_absmax(void) {
             x[0] = cases[i].first, x[LAST] = cases[i].last;
             absmax_t max = 0, larger = 0x7FFFFFFF;
             omp_set_num_threads(threads);
-            absmax_update(&max, x, ROWS, COLUMNS, LD);
-            absmax_update(&larger, x, ROWS, COLUMNS, LD);
+            absmax_update(activation(x, &max), ROWS, COLUMNS, LD);
+            absmax_update(activation(x, &larger), ROWS, COLUMNS, LD);
+            absmax_update(activation(x, NULL), ROWS, COLUMNS, LD);
             EXPECT(max == cases[i].max, "case %zu: %08x, not %08x", i, max, cases[i].max);
             EXPECT(larger == 0x7FFFFFFF, "case %zu: a larger magnitude became %08x", i, larger);
         }

@@ -46,7 +46,7 @@ static void expect_equal_levels(GemmType type) {
                 // NaN in all activations but the tables
                 memset(m.activations_memory + m.plan.activations_bytes / 2, 0xFF, m.plan.activations_bytes / 2);
                 memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * m.plan.dims.fused_ld * sizeof(floatX));
-                if (mc->yoco) memset(m.acts.dkv, 0, (size_t)(mc->B * mc->T) * m.plan.dims.kv_ld * sizeof(floatX));
+                if (mc->yoco) memset(m.acts.dkv.data, 0, (size_t)(mc->B * mc->T) * m.plan.dims.kv_ld * sizeof(floatX));
                 case_randomize(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient norm is %g",

@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
         fp8_round_matrix(narrow, (int)count, in, (int)count, 1, (int)count, multiplier, format);
         for (size_t i = 0; i < count; i++) {
             absmax_t max = 0;
-            absmax_update(&max, &in[i], 1, 1, 1);
+            absmax_update(activation(&in[i], &max), 1, 1, 1);
             uint32_t bits = (uint32_t)narrow[i] << 16;
             out[columns * i] = scales ? fp8_multiplier(max, format) : fp8_round(in[i] * multiplier, format);
             out[columns * i + 1] = scales ? fp8_scale(max, format) : wide[i];

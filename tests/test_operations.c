@@ -4,7 +4,7 @@ for the vectors of the oldest x86-64.
 */
 #include "small_sizes.h"
 #include "../llmc/base/dtype.h"
-#include "../llmc/ops/all_ops.h"
+#include "../llmc/experts/operations.h"
 #include "test_main.h"
 #include "operations.h"
 

@@ -26,8 +26,8 @@ static void run_attention_turns(const char *preset, const char *attention, int N
     auto forward = [&](void **t) {
         floatX *x = (floatX *)t[FUSED];
         if (group)
-            diff_attention_forward((floatX *)t[OUT], (floatX *)t[KEPT], (real *)t[LSE], x + k.q, x + k.k, x + k.v,
-                                   x + at, ld, s, factor, NULL);
+            diff_attention_forward(activation((floatX *)t[OUT], NULL), (floatX *)t[KEPT], (real *)t[LSE], x + k.q,
+                                   x + k.k, x + k.v, x + at, ld, s, factor);
         else attention_forward((floatX *)t[OUT], (real *)t[LSE], x + k.q, x + k.k, x + k.v, s);
     };
     auto backward = [&](void **t) {

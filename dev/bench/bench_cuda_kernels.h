@@ -235,8 +235,9 @@ static Fp8Codes kernel_codes(void *memory, const void *x, int M, int K) {
     Fp8Codes codes = fp8_codes_at(&at, M, K, false);
     absmax_t *max = (absmax_t *)(void *)((char *)memory + FP8_ALIGN);
     buffer_zero(max, sizeof(*max));
-    absmax_update(max, (const floatX *)x, M, K, K);
-    fp8_quantize(codes, (const floatX *)x, M, K, K, max, FP8_ACTIVATION);
+    Activation operand = activation((const floatX *)x, max);
+    absmax_update(operand, M, K, K);
+    fp8_quantize(codes, operand, M, K, K, FP8_ACTIVATION);
     return codes;
 }
 // A product y (M,N) = x (M,K) weight (N,K)^T of codes alone: milliseconds, TFLOP/s of the kernel case.
@@ -377,8 +378,8 @@ static void kernels_of_expert_linear(const OpSize &size) {
                 of.bind(t);
                 ExpertLinear w = op_expert_linear(c);
                 if (part == 0) op_call(c, false);
-                else if (part == 1) expert_linear_to_input(OP_DX(0), OP_DY, w, expert_starts(c), R);
-                else expert_linear_to_weight(OP_DW(1), OP_DY, OP_X(0), w, expert_starts(c), R, true);
+                else if (part == 1) expert_linear_to_input(OP_DX(0), OP_DY, &w, expert_starts(c), R);
+                else expert_linear_to_weight(OP_DY, OP_X(0), &w, expert_starts(c), R, true);
             },
             peer,
             [&](void **t) {
@@ -421,14 +422,15 @@ static void kernels_of_fp8(const Model *m, int N) {
         tensors(k, "xff", in, FP8_HEADER / 4 + 2 * fp8_codes_bytes(N, IC) / 4, 1);
         kernel_measure(k, [=](void **t) {
             char *memory = (char *)t[1];
-            fp8_quantize(fp8_codes_at(&memory, N, IC, true), X(0), N, IC, IC, (absmax_t *)t[2], FP8_ACTIVATION);
+            fp8_quantize(fp8_codes_at(&memory, N, IC, true), activation(X(0), (absmax_t *)t[2]), N, IC, IC,
+                         FP8_ACTIVATION);
         });
         k = kernel_case("linear_copy_weight", (double)(absmax_bytes(OC, IC) + fp8_quantize_bytes(OC, IC, 2)), 0,
                         "%s: OC %d IC %d", names[i], OC, IC);
         kernel_measure(tensors(k, "fx", copy, weight), [=](void **t) {
             Linear w = shape;
             w.weight = X(1), w.copy = t[0];
-            linear_copy_weight(w);
+            linear_copy_weight(&w);
         });
         const OpSize size = {OP_LINEAR_FP8, names[i], {N, IC, OC, shape.ld, 0}, {0, 0}};
         for (int backward = 0; backward < 2; backward++) kernel_of_operation(size, backward);

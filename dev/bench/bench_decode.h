@@ -295,7 +295,7 @@ static void sparse_bench_row(int T, int blocks) {
     int rounds = min_int(3, bench.rounds);
     for (int i = 0; i < rounds; i++) {
         double start = decode_now();
-        combined_forward(&b.model, 0, r, NULL);
+        combined_forward(&b.model, 0, r);
         double middle = decode_now();
         combined_backward(&b.model, 0, b.model.acts.dfused, 1, T);
         seconds[0][i] = middle - start, seconds[1][i] = decode_now() - middle;

@@ -157,7 +157,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
     model_forward(model, b->B, b->T, NULL, NULL);
-    if (training) router_count(&model->router, &model->plan, &model->acts, N, N, true);
+    if (training) router_count(&model->router, model->mlps, N, N, true);
     if (training && model->plan.config.tied) grads_open(&model->state, -1); // as model_micro_step
     if (training) grads_open(&model->state, model->plan.config.L);
     model_classify(model, N, training ? (real)(1.0 / N) : 0);

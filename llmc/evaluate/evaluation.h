@@ -81,7 +81,7 @@ static inline void recall_classify(const EvaluationModel *m, RecallScore *score,
     int T = recall_length(cell), C = p->config.C, V = p->config.V, N = sequences * T;
     for (int n = 0; n < N; n += p->logit_rows) {
         int count = min_int(p->logit_rows, N - n);
-        linear_forward(a->logits, a->norm_final + (size_t)n * C, m->head, count);
+        linear_forward(a->logits, activation(a->norm_final + (size_t)n * C, NULL), m->head, count);
         buffer_download(rows, a->logits, (size_t)count * p->Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;

@@ -44,7 +44,8 @@ typedef struct {
 // s: key set 0 of layer l in the forward that filled the activations.
 static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
     const AttentionDims *d = plan_dims(plan, l);
-    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = a->lambda ? N * d->OH : 1,
+    bool projected = a->lambda == a->fused + d->lambda_at; // no lambda of its own
+    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = projected ? 1 : N * d->OH,
            lse = lse_count(plan, s.shape.B, s.shape.T), kv = N * s.shape.ldkv;
     LayerOnHost h;
     memset(&h, 0, sizeof(h));
@@ -58,8 +59,7 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.kv = a->kv == a->fused ? h.fused : (floatX *)checked_calloc(kv, sizeof(floatX));
     if (h.kv != h.fused) buffer_download(h.kv, a->kv, kv * sizeof(floatX));
     buffer_download(h.lse, a->lse, lse * sizeof(real));
-    if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
-    LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
+    if (!projected) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     h.attention.shape = s.shape;
     h.attention.shape.sparse.lists = h.lists;
     h.attention.key_sets = plan->config.attention->key_sets;
@@ -68,8 +68,8 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.attention.q = h.fused + s.q;
     h.attention.k = h.kv + s.k;
     h.attention.lse = h.lse;
-    h.attention.lambda = lambda.rows;
-    h.attention.ldl = lambda.ld;
+    h.attention.lambda = projected ? h.fused + d->lambda_at : h.own_lambda;
+    h.attention.ldl = d->lambda_ld;
     return h;
 }
 static inline void layer_on_host_free(LayerOnHost *h) {

@@ -125,7 +125,7 @@ typedef struct {
 static inline void choices_head(const EvaluationModel *m, int n, int rows) {
     const ModelPlan *p = m->plan;
     int padded = min_int(p->logit_rows, min_int(p->rows - n, (int)round_up((size_t)rows, CHOICES_HEAD_STEP)));
-    linear_forward(m->acts->logits, m->acts->branch + (size_t)n * p->config.C, m->head, padded);
+    linear_forward(m->acts->logits, activation(m->acts->branch + (size_t)n * p->config.C, NULL), m->head, padded);
 }
 
 // Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses.

@@ -10,7 +10,7 @@ typedef struct {
     const ModelPlan *plan;
     const Activations *acts;
     ModelState *state;
-    Linear head; // the LM head
+    const Linear *head; // the LM head
     void *model;
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.

@@ -27,12 +27,11 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     const AttentionDims *d = plan_dims(plan, l);
     const AttentionVariant *variant = plan->config.attention;
     int N = s.shape.B * s.shape.T;
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
     LayerStats stats;
-    stats.lambda = d->groups.noise ? lambda_mean(lambda.rows, N, d->OH, lambda.ld, variant->factor) : NAN;
-    stats.context_rms = rms_mean(a->attn_out, N, d->OH, d->DV, d->OH * d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->groups, variant->factor);
+    stats.lambda = d->groups.noise ? lambda_mean(a->lambda, N, d->OH, d->lambda_ld, variant->factor) : NAN;
+    stats.context_rms = rms_mean(a->attn_out.data, N, d->OH, d->DV, d->OH * d->DV);
+    stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, a->lambda, s.shape, variant->key_sets,
+                                      d->lambda_ld, d->groups, variant->factor);
     stats.residual_max = magnitude_max(a->x_out, N, plan->config.C);
     return stats;
 }

@@ -3,6 +3,7 @@ activations.h: the activations of a model, their layout, and the bytes of all it
 these sizes. [] shapes are row-major.
 */
 #pragma once
+#include "../experts/mlp.h"
 #include "linear_layers.h"
 #include "muon_plan.h"
 
@@ -17,10 +18,11 @@ these sizes. [] shapes are row-major.
 
 // clang-format off
 // The activations of a layer that its backward reads: type, name, elements, and the level of --recompute from which
-// they are computed again. Elements are rows by columns by ..., row-major; a tensor without any is NULL.
+// they are computed again. M: without a type, an Activation; last the linear layer that reads it. Elements are rows by
+// columns by ..., row-major; a tensor without any is NULL. Those of the MLP: MLP_ACTIVATIONS (mlp.h).
 enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
-#define LAYER_ACTIVATIONS(A)                                                                                          \
-    A(floatX, norm1, N * C, RECOMPUTE_NORMS_AND_MLP)                                                                  \
+#define LAYER_ACTIVATIONS(A, M)                                                                                       \
+    M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_FUSED)                                                            \
     A(real, rstd1, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
     /* rows [q | k | v | lambda | gate], q and k normalized and rotated */                                            \
     A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
@@ -32,33 +34,24 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
     /* of block-sparse attention, as SparseShape.lists */                                                             \
     A(int, lists, (layer_sparse(c, l) ? N * d->NV * (layer_sparse(c, l) + 2) : 0), RECOMPUTE_BLOCK)                   \
-    A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
+    /* where it is not projected from the input; else columns of fused */                                             \
+    A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                                    \
     /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
-    A(floatX, combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK)                                             \
+    M(combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                           \
     /* combined, normalized; in variants without a norm, combined */                                                  \
     A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP)                                         \
     A(real, rstd_sub, d->norm_width ? N * d->norm_count : 0, RECOMPUTE_NORMS_AND_MLP)                                 \
     /* input of o_proj, after the gate: (N, NH*D); in variants without a gate, normed */                              \
-    A(floatX, attn_out, d->gate_width ? N * width : 0, RECOMPUTE_BLOCK)                                               \
+    M(attn_out, d->gate_width ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                             \
     A(floatX, x_mid, N * C, RECOMPUTE_BLOCK)                  /* residual stream after attention */                   \
-    A(floatX, norm2, N * C, RECOMPUTE_NORMS_AND_MLP)                                                                  \
+    M(norm2, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_GATE_UP)                                                          \
     A(real, rstd2, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
-    /* rows [gate | up] of the MLP that every token passes */                                                         \
-    A(floatX, gate_up, N * 2 * mlp.width, RECOMPUTE_NORMS_AND_MLP)                                                    \
-    A(floatX, hidden, N * mlp.width, RECOMPUTE_NORMS_AND_MLP)                                                         \
-    A(real, router_logits, N * mlp.experts, RECOMPUTE_NEVER)                                                          \
-    A(real, router_lse, mlp.experts ? N : 0, RECOMPUTE_NEVER)                                                         \
-    A(int, experts, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
-    A(real, expert_weights, N * mlp.active, RECOMPUTE_NEVER)                                                          \
-    A(int, starts, mlp.experts ? mlp.experts + 1 : 0, RECOMPUTE_NEVER) /* starts, entries, places: as expert_group */ \
-    A(int, entries, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
-    A(int, places, N * mlp.active, RECOMPUTE_NEVER)                                                                   \
-    A(floatX, expert_gate_up, N * mlp.active * 2 * mlp.expert_width, RECOMPUTE_NORMS_AND_MLP)                         \
     /* residual stream after the MLP, the next block's input */                                                       \
     A(floatX, x_out, N * C, RECOMPUTE_NEVER)
 
-// The activations of the model: type, name, elements.
-#define ACTIVATIONS(A)                                                                                            \
+// The activations of the model: type, name, elements. M: an Activation; last the linear layer that reads it, and whether
+// as a gradient.
+#define ACTIVATIONS(A, M)                                                                                         \
     A(int, inputs, N)                                                                                             \
     A(int, targets, N)                                                                                            \
     /* for generation: position of the first row of each sequence */                                              \
@@ -74,7 +67,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(real, rope, (size_t)c->T * d->QD)                       /* (T, 2, QD/2): cosines, sines */                  \
     A(floatX, embedded, N * C)                                                                                    \
     /* YOCO: input of the keys and values of the upper half; rows [k | v], k normalized and rotated; k before */  \
-    A(floatX, kv_norm, c->yoco ? N * C : 0)                                                                       \
+    M(kv_norm, c->yoco ? N * C : 0, LINEAR_KV, 0)                                                                 \
     A(real, kv_rstd, c->yoco ? N : 0)                                                                             \
     A(floatX, kv, c->yoco ? N * d->kv_ld : 0)                                                                     \
     A(floatX, kv_kept, c->yoco && c->qk_norm && backward ? N * d->NK * d->QD : 0)                                 \
@@ -97,7 +90,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, dx, backward ? N * C : 0)                                                                           \
     A(floatX, dnorm, backward ? N * C : 0)                                                                        \
     A(floatX, dfused, backward ? N * d->fused_ld : 0)         /* columns from fused_rows on are zero */           \
-    A(floatX, dkv, backward && c->yoco ? N * d->kv_ld : 0)    /* of kv, by one layer; then the sum over layers */ \
+    /* of kv, by one layer; then the sum over layers */                                                           \
+    M(dkv, backward && c->yoco ? N * d->kv_ld : 0, LINEAR_KV, 1)                                                  \
     A(real, dkv_sum, backward && c->yoco ? N * d->kv_ld : 0)                                                      \
     A(floatX, dheads, backward && heads_kept(plan, 0) == d->NQ ? N * d->NQ * d->DV : 0)                           \
     A(floatX, dlambda, backward && own_lambda ? N * d->OH : 0)                                                    \
@@ -110,26 +104,38 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, dexpert_hidden, backward ? R * FE : 0)                                                              \
     A(real, dexpert_weights, backward ? R : 0)                                                                    \
     /* (L, 2E+1): as router_totals, of the micro-steps of an update */                                            \
-    A(real, router_totals, backward ? c->L * router_total_count(c) : 0)                                           \
+    A(real, router_totals, backward ? c->L * router_total_count(c->E) : 0)                                        \
     /* tokens of each expert, summed over ranks and over the micro-steps so far */                                \
     A(real, router_loads, backward ? (size_t)c->L * c->E : 0)
 // clang-format on
 
 typedef struct {
 #define MEMBER(type, name, elements, level) type *name;
-    LAYER_ACTIVATIONS(MEMBER)
+#define MEASURED_MEMBER(name, elements, level, linear) Activation name;
+    LAYER_ACTIVATIONS(MEMBER, MEASURED_MEMBER)
 #undef MEMBER
+#undef MEASURED_MEMBER
+    MlpActivations mlp;
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
     // Means of blocks of keys, (B, SparseShape.count, NK, QD): block_means, or in a model for generation beside kv
     real *means;
+    const floatX *x;               // the residual stream that enters the layer
+    floatX *q, *k, *k_kept, *gate; // columns of fused, and of qk; k: NULL without keys
+    Activation norm_next;          // norm1 of the next layer, or the final norm
+    real *rstd_next;
+    // gradients in buffers that layers share, with the maxima of this layer's linear layers
+    Activation dx_in, dx_mid, dx_out, dfused;
+    floatX *dk, *dgate, *dlambda;
 } LayerActivations;
 
 typedef struct {
 #define MEMBER(type, name, elements) type *name;
-    ACTIVATIONS(MEMBER)
+#define MEASURED_MEMBER(name, elements, linear, gradient) Activation name;
+    ACTIVATIONS(MEMBER, MEASURED_MEMBER)
 #undef MEMBER
+#undef MEASURED_MEMBER
     LayerActivations *layers; // [L]
 } Activations;
 
@@ -143,8 +149,6 @@ static inline void *carve(Arena *arena, size_t bytes) {
     arena->used += round_up(bytes, 256);
     return arena->base && bytes ? arena->base + at : NULL;
 }
-
-static inline size_t router_total_count(const ModelConfig *c) { return c->E ? 2 * (size_t)c->E + 1 : 0; } // of a layer
 
 // Memory that layers share.
 typedef struct {
@@ -184,30 +188,71 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     bool own_lambda = d->groups.noise && d->lambda_rows == 0, ring = generates && c->window && c->window < plan->T;
     struct {
 #define MEMBER(type, name, elements, level) LayerMemory name;
-        LAYER_ACTIVATIONS(MEMBER)
+#define MEASURED_MEMBER(name, elements, level, linear) LayerMemory name;
+        LAYER_ACTIVATIONS(MEMBER, MEASURED_MEMBER)
+        MLP_ACTIVATIONS(MEMBER, MEASURED_MEMBER)
 #undef MEMBER
+#undef MEASURED_MEMBER
     } shared;
     memset(&shared, 0, sizeof(shared));
 #define CARVE(type, name, elements) a->name = (type *)carve(arena, (elements) * sizeof(type));
-    ACTIVATIONS(CARVE)
+#define CARVE_MEASURED(name, elements, linear, gradient)                      \
+    a->name = activation((floatX *)carve(arena, (elements) * sizeof(floatX)), \
+                         linear_max(plan, a->maxima, linear, yoco_layer(c), gradient));
+    ACTIVATIONS(CARVE, CARVE_MEASURED)
 #undef CARVE
-    if (!a->dcombined) a->dcombined = a->dheads;
-    if (!a->dnormed) a->dnormed = a->dcombined;
-    if (!a->dattn_out) a->dattn_out = a->dnormed;
+#undef CARVE_MEASURED
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
         MlpDims mlp = mlp_dims(c, l);
         d = plan_dims(plan, l);
-#define CARVE(type, name, elements, level) \
-    layer->name = (type *)layer_carve(arena, plan, (Recompute)(level), (elements) * sizeof(type), &shared.name);
-        LAYER_ACTIVATIONS(CARVE)
+#define CARVE_AT(type, name, elements, level) \
+    (type *)layer_carve(arena, plan, (Recompute)(level), (elements) * sizeof(type), &shared.name)
+#define CARVE(type, name, elements, level) layer->name = CARVE_AT(type, name, elements, level);
+#define CARVE_MEASURED(name, elements, level, linear) \
+    layer->name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, a->maxima, linear, l, 0));
+        LAYER_ACTIVATIONS(CARVE, CARVE_MEASURED)
 #undef CARVE
+#undef CARVE_MEASURED
+#define CARVE(type, name, elements, level) layer->mlp.name = CARVE_AT(type, name, elements, level);
+#define CARVE_MEASURED(name, elements, level, linear) \
+    layer->mlp.name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, a->maxima, linear, l, 0));
+        MLP_ACTIVATIONS(CARVE, CARVE_MEASURED)
+#undef CARVE
+#undef CARVE_MEASURED
+#undef CARVE_AT
         layer->kv = generates ? layer_carve_cache(a, plan, l, arena) : layer_cross(c, l) ? a->kv : layer->fused;
         layer->means = generates ? layer_carve_means(a, plan, l, arena) : a->block_means;
-        if (!layer->combined) layer->combined = layer->heads;
-        if (!layer->normed) layer->normed = layer->combined;
-        if (!layer->attn_out) layer->attn_out = layer->normed;
     }
+}
+
+// Sets what operations of a layer read in memory of others: its input, columns of rows, tensors that are the same where
+// a variant has no operation between them, and gradients.
+static inline void layer_bind(const Activations *g, const ModelPlan *plan, int l) {
+    const AttentionDims *d = plan_dims(plan, l);
+    LayerActivations *a = &g->layers[l];
+    int L = plan->config.L, yoco = yoco_layer(&plan->config);
+    bool last = l == L - 1;
+    a->x = l ? g->layers[l - 1].x_out : g->embedded;
+    a->q = a->fused;
+    a->k = d->k_rows ? a->fused + d->k_at : NULL;
+    a->k_kept = a->qk ? a->qk + d->q_rows : NULL;
+    a->gate = a->fused + d->gate_at;
+    if (!a->lambda) a->lambda = a->fused + d->lambda_at;
+    if (!d->groups.noise) a->combined.data = a->heads;
+    if (!a->normed) a->normed = a->combined.data;
+    if (!a->attn_out.data) a->attn_out.data = a->normed;
+    if (!d->groups.noise || a->attn_out.data != a->combined.data) a->combined.max = NULL;
+    a->norm_next = last ? activation(g->norm_final, NULL) : g->layers[l + 1].norm1;
+    a->rstd_next = last ? g->rstd_final : g->layers[l + 1].rstd1;
+    if (plan->purpose != FOR_TRAINING) return;
+    a->dx_in = activation(g->dx, l == yoco ? NULL : linear_max(plan, g->maxima, LINEAR_DOWN, l - 1, 1));
+    a->dx_mid = activation(g->dx, linear_max(plan, g->maxima, LINEAR_O, l, 1));
+    a->dx_out = activation(g->dx, linear_max(plan, g->maxima, LINEAR_DOWN, l, 1));
+    a->dfused = activation(g->dfused, linear_max(plan, g->maxima, LINEAR_FUSED, l, 1));
+    a->dk = g->dfused + d->k_at;
+    a->dgate = g->dfused + d->gate_at;
+    a->dlambda = g->dlambda ? g->dlambda : g->dfused + d->lambda_at;
 }
 
 // Allocates the activations of a plan, and fills the table of rotations. Returns their memory.
@@ -216,12 +261,21 @@ static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     Arena arena = {memory, 0, 0};
     a->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     activations_carve(a, plan, &arena);
+    if (!a->dcombined) a->dcombined = a->dheads;
+    if (!a->dnormed) a->dnormed = a->dcombined;
+    if (!a->dattn_out) a->dattn_out = a->dnormed;
+    for (int l = 0; l < plan->config.L; l++) layer_bind(a, plan, l);
     size_t count = (size_t)plan->config.T * plan->dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
     rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
     buffer_upload(a->rope, table, count * sizeof(real));
     free(table);
     return memory;
+}
+
+// Called before a forward, whose operations and those of its backward find maxima.
+static inline void activations_begin(const Activations *a, const ModelPlan *plan) {
+    if (a->maxima) buffer_zero(a->maxima, linear_max_count(plan) * sizeof(absmax_t));
 }
 
 // The rows of a forward: T rows of each of B sequences. Training and evaluation run whole sequences. A model for
@@ -231,32 +285,6 @@ typedef struct {
     int first;    // of a piece: the position of its first row
     int sequence; // of a piece: its place in the caches
 } Rows;
-
-// The query heads or the key heads of rows, which --qk-norm normalizes.
-typedef struct {
-    floatX *rows, *kept; // kept: (N, ldk): before the norm; NULL: not kept
-    int heads, ld, ldk;
-    TensorKind weight;
-} HeadRows;
-// Of layer l, in its fused rows or their gradient. A layer of YOCO's upper half has no key heads.
-static inline HeadRows query_heads(const ModelPlan *plan, const Activations *a, int l, floatX *fused) {
-    const AttentionDims *d = plan_dims(plan, l);
-    HeadRows h = {fused, a->layers[l].qk, d->NQ, d->fused_ld, d->rope_heads * d->QD, T_Q_NORM};
-    return h;
-}
-static inline HeadRows key_heads(const ModelPlan *plan, const Activations *a, int l, floatX *fused) {
-    const AttentionDims *d = plan_dims(plan, l);
-    floatX *kept = a->layers[l].qk;
-    HeadRows h = {fused + d->k_at, kept ? kept + d->q_rows : NULL, d->rope_heads - d->NQ,
-                  d->fused_ld,     d->rope_heads * d->QD,          T_K_NORM};
-    return h;
-}
-// Of the keys and values that YOCO's upper half shares, or of their gradient.
-static inline HeadRows yoco_key_heads(const ModelPlan *plan, const Activations *a, floatX *kv) {
-    const AttentionDims *d = &plan->cross_dims;
-    HeadRows h = {kv, a->kv_kept, d->NK, d->kv_ld, d->NK * d->QD, T_YOCO_K_NORM};
-    return h;
-}
 
 // Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
 // there.

@@ -2,10 +2,10 @@
 linear_layers.h: the linear layers of a model: their shapes, weights, rounded copies of the weights, and the largest
 magnitudes of their operands.
 
-  linear_shape(plan, kind, l)                       without memory; OC is 0 if layer l has no such linear layer
-  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or one that the model has once; of experts the first one
-  expert_linear_at(likewise)                        all experts of layer l
-  linear_max(plan, maxima, kind, l, gradient)       where the largest magnitude of its x, or of its dy, is kept
+  linear_shape(plan, kind, l)                  without memory; OC is 0 if layer l has no such linear layer
+  linear_at(plan, params, copies, kind, l)     of layer l, or one that the model has once; of experts the first one
+  expert_linear_at(likewise)                   all experts of layer l
+  linear_max(plan, maxima, kind, l, gradient)  where the largest magnitude of its x, or of its dy, is kept
 
 Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
 micro-steps of the next one. weight_copies_forget is called when weights have changed. With --zero 3 a layer has copies
@@ -19,7 +19,7 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = plan_dims(plan, l);
     MlpDims mlp = mlp_dims(c, l);
-    Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
+    Linear w = {NULL, NULL, NULL, c->C, c->C, c->C};
     switch (kind) {
     case LINEAR_FUSED: w.OC = d->fused_width, w.ld = d->fused_ld; break; // q, k, v and lambda or gate
     case LINEAR_O: w.IC = c->NH * c->D; break;
@@ -106,25 +106,28 @@ static inline void weight_copies_free(WeightCopies *copies) {
     free(copies->current);
 }
 
-static inline Linear linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
-                               absmax_t *maxima, LinearKind kind, int l) {
+// The tensor that is its weight, or the first part of it.
+static inline TensorKind linear_weight(const ModelPlan *plan, LinearKind kind) {
     const TensorKind kinds[LINEAR_COUNT] = {T_Q,           T_O,           T_MLP_GATE, T_MLP_DOWN,
                                             T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   head_kind(plan)};
+    return kinds[kind];
+}
+
+static inline Linear linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies, LinearKind kind,
+                               int l) {
     bool head = kind == LINEAR_HEAD, once = kind >= LINEAR_BLOCK_COUNT;
     Linear w = linear_shape(plan, kind, head ? 0 : l);
-    w.weight = params + param_place(plan, tensor_of(&plan->tensors, kinds[kind], head ? 0 : l));
+    w.weight = params + param_place(plan, tensor_of(&plan->tensors, linear_weight(plan, kind), head ? 0 : l));
     if (copies->memory && linear_rounded_bytes(w, kind))
         w.copy = copies->memory + plan->copy_at[kind] +
                  (once ? 0 : (size_t)(l % copied_layers(plan)) * plan->layer_copies_bytes);
-    w.x_max = linear_max(plan, maxima, kind, l, 0);
-    w.dy_max = linear_max(plan, maxima, kind, l, 1);
     return w;
 }
 
 static inline ExpertLinear expert_linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
-                                            absmax_t *maxima, LinearKind kind, int l) {
+                                            LinearKind kind, int l) {
     ExpertLinear w;
-    w.first = linear_at(plan, params, copies, maxima, kind, l);
+    w.first = linear_at(plan, params, copies, kind, l);
     w.count = plan->config.E;
     w.stride = round_up((size_t)w.first.OC, MATRIX_ROWS) * (size_t)w.first.IC;
     w.stride = round_up(w.stride, TENSOR_ALIGN);
@@ -139,9 +142,9 @@ static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *
     int last = head ? LINEAR_HEAD : l == yoco_layer(&plan->config) ? LINEAR_KV : LINEAR_BLOCK_COUNT - 1;
     for (int kind = head ? LINEAR_HEAD : 0; kind <= last; kind++) {
         if (linear_shape(plan, (LinearKind)kind, head ? 0 : l).OC == 0) continue;
-        ExpertLinear w = expert_linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
-        if (w.first.copy && linear_of_experts((LinearKind)kind)) expert_linear_copy_weights(w);
-        else if (w.first.copy) linear_copy_weight(w.first);
+        ExpertLinear w = expert_linear_at(plan, params, copies, (LinearKind)kind, l);
+        if (w.first.copy && linear_of_experts((LinearKind)kind)) expert_linear_copy_weights(&w);
+        else if (w.first.copy) linear_copy_weight(&w.first);
     }
     copies->current[l] = true;
 }

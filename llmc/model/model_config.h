@@ -5,7 +5,7 @@ model_config.h: the architecture of a model, its derived dimensions, and what is
 #include "../base/common.h"
 #include "../ops/ops.h"
 #include "../ops/routing.h"
-#include "mlp_kinds.h"
+#include "../experts/mlp_kinds.h"
 #include "variants.h"
 
 // How initial values and the update depend on the shape; parametrization.h has the rules.
@@ -74,6 +74,7 @@ typedef struct {
     int kv_ld;       // row stride of their activation: kv_rows rounded up to 64
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
     int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
+    int lambda_ld;   // row stride of lambda: columns of the fused rows, or rows of its own
 } AttentionDims;
 
 // cross: for a layer of layer_cross, whose fused rows are [q | lambda | gate]. Its NK, NV and kv_* describe the shared
@@ -107,6 +108,7 @@ static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     d.fused_rows = d.gate_at + d.gate_rows;
     d.fused_ld = (int)round_up(d.fused_rows, 64);
     d.fused_width = (int)round_up(d.fused_rows, MATRIX_ROWS);
+    d.lambda_ld = d.lambda_rows ? d.fused_ld : d.OH;
     return d;
 }
 

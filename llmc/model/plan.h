@@ -6,7 +6,7 @@ data: a plan exists without the model's memory, so that --dry-run and memory rep
   plan_build (activations.h) fills a plan; plan_free frees its lists
 */
 #pragma once
-#include "../ops/all_ops.h"
+#include "../experts/operations.h"
 #include "sharding.h"
 #include "../cuda/device_peak.h"
 #include "tensors.h"
@@ -181,18 +181,6 @@ static inline int heads_kept(const ModelPlan *plan, int l) {
 // Elements of the lse of all key sets.
 static inline size_t lse_count(const ModelPlan *plan, int B, int T) {
     return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, 0, B, T, 0).shape);
-}
-
-// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
-typedef struct {
-    floatX *rows;
-    int ld;
-} LambdaRows;
-static inline LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
-    LambdaRows l;
-    l.rows = own ? own : fused + d->lambda_at;
-    l.ld = own ? d->OH : d->fused_ld;
-    return l;
 }
 
 // The routing of N tokens in a layer with experts.

@@ -4,8 +4,8 @@ over the ranks (--zero, sharding.h), and the rounded copies of weights (--gemm).
 
 A group of tensors moves together: group 0 is before the layers, 1 + l is layer l, L + 1 is after the layers.
 
-  param(s, kind, l), grad(s, kind, l)   a tensor of layer l, or of the whole model; NULL: the model has none
-  linear_of(s, kind, l), experts_of     a linear layer with its weight, copy and maxima
+  param(s, kind, l), grad(s, kind, l)   a tensor of layer l, or of the whole model; NULL: there is none
+  linear_of(s, kind, l), experts_of     a linear layer with its weight, gradient and copy
 
   Forward and backward, where l = -1 is the group before the layers and L the one after them:
     forward_begin(s)        starts to gather the first layers
@@ -48,7 +48,6 @@ typedef struct {
     real *m, *v;        // moments of Adam, likewise; from --zero 1 on of this rank's own pieces. Muon: muon_plan.h
     floatX *directions; // Muon: of the matrices of a layer, in its layout; else NULL
     real *master;     // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
-    absmax_t *maxima; // as Activations.maxima
     double *own_sums; // device memory of own_squares: [buckets]
     double *squares;  // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
@@ -76,35 +75,20 @@ static inline grad_t *tensor_grad(const ModelState *s, const Tensor *t) {
     return s->group_grads[t->layer + 1] + (t->offset - s->plan->tensors.group_offset[t->layer + 1]);
 }
 static inline grad_t *grad(const ModelState *s, TensorKind kind, int l) {
-    const Tensor *t = tensor_of(&s->plan->tensors, kind, l);
+    const Tensor *t = s->grads ? tensor_of(&s->plan->tensors, kind, l) : NULL;
     return t ? tensor_grad(s, t) : NULL;
 }
 
 // Of block l, or one that the model has once.
 static inline Linear linear_of(const ModelState *s, LinearKind kind, int l) {
-    return linear_at(s->plan, s->params, &s->copies, s->maxima, kind, l);
+    Linear w = linear_at(s->plan, s->params, &s->copies, kind, l);
+    w.dweight = grad(s, linear_weight(s->plan, kind), l);
+    return w;
 }
 static inline ExpertLinear experts_of(const ModelState *s, LinearKind kind, int l) {
-    return expert_linear_at(s->plan, s->params, &s->copies, s->maxima, kind, l);
-}
-// The largest magnitudes of a linear layer's input, and of its output's gradient, for --gemm fp8; NULL: not kept, or
-// there is no such layer.
-static inline absmax_t *input_max(const ModelState *s, LinearKind kind, int l) {
-    return linear_max(s->plan, s->maxima, kind, l, 0);
-}
-static inline absmax_t *output_max(const ModelState *s, LinearKind kind, int l) {
-    return linear_max(s->plan, s->maxima, kind, l, 1);
-}
-
-// y = a linear layer of block l on N rows
-static inline void layer_linear_forward(const ModelState *s, floatX *y, const floatX *x, LinearKind kind, int l,
-                                        int N) {
-    linear_forward(y, x, linear_of(s, kind, l), N);
-}
-// The same of its experts, which compute the rows of x as `starts` says.
-static inline void layer_experts_forward(const ModelState *s, floatX *y, const floatX *x, LinearKind kind, int l,
-                                         const int *starts, int N) {
-    expert_linear_forward(y, x, experts_of(s, kind, l), starts, N, N * s->plan->config.K);
+    ExpertLinear w = expert_linear_at(s->plan, s->params, &s->copies, kind, l);
+    w.first = linear_of(s, kind, l);
+    return w;
 }
 
 // ---- memory
@@ -187,7 +171,6 @@ static inline void layer_params(ModelState *s, int l) {
 static inline void layer_done(ModelState *s, int l, int step) { params_fetch(s, l + 2 * step); }
 
 static inline void forward_begin(ModelState *s) {
-    if (s->maxima) buffer_zero(s->maxima, linear_max_count(s->plan) * sizeof(absmax_t));
     params_fetch(s, 0);
     params_fetch(s, 1);
 }

@@ -20,8 +20,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "scale.cuh"
 #include "accumulate.cuh"
 #include "swiglu.cuh"
-#include "router.cuh"
-#include "experts.cuh"
 #include "cross_entropy.cuh"
 #include "adamw.cuh"
 #include "muon.cuh"

@@ -1,5 +1,6 @@
 /*
-all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins with DEVICE_OPS, otherwise the C twins.
+all_ops.h: the definitions of the operations that ops.h declares, except those of experts (llmc/experts/operations.h):
+the CUDA twins with DEVICE_OPS, otherwise the C twins.
 With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_operations.h).
 */
 #ifndef LLMC_ALL_OPS_H
@@ -11,6 +12,7 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #elif !defined RECORDED_OPS
 #include "runtime.h"
 #include "vecmath.h"
+#include "absmax.h"
 #include "fp8.h"
 #include "embedding.h"
 #include "rmsnorm.h"
@@ -30,8 +32,6 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "scale.h"
 #include "accumulate.h"
 #include "swiglu.h"
-#include "router.h"
-#include "experts.h"
 #include "cross_entropy.h"
 #include "adamw.h"
 #include "muon.h"

@@ -20,18 +20,17 @@ static inline bool attention_by_groups(AttentionShape s) {
 
 static inline int diff_attention_kept(AttentionShape s) { return attention_by_groups(s) ? s.NQ / 2 : s.NQ; }
 
-static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
-                                          absmax_t *max) {
+static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
     if (attention_by_groups(s)) {
         OPERATION();
-        assert(packed(0, out, kept, q, k, v));
-        diff_attention_mma_forward(out, kept, lse, q, k, v, l, ldl, s, factor);
-        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+        assert(packed(0, out.data, kept, q, k, v));
+        diff_attention_mma_forward(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+        absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
         return;
     }
     attention_forward(kept, lse, q, k, v, attention_of_heads(s));
-    diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
+    diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor);
 }
 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,

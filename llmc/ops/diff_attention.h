@@ -21,12 +21,11 @@ share keys and values. Equations of one head, method, shapes and numerics in att
 
 static inline int diff_attention_kept(AttentionShape s) { return s.NQ / attention_maps(s); } // the noise heads
 
-static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
-                                          absmax_t *max) {
+static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
     if (s.sparse.blocks) {
-        sparse_pairs_forward(out, kept, lse, q, k, v, l, ldl, s, factor);
-        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+        sparse_pairs_forward(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+        absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
         return;
     }
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false,
@@ -46,7 +45,8 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
             real *own = lse ? lse + (b * s.NQ + head) * s.T + t0 : NULL;
             const real *rows = attention_forward_block(own, q + row * s.ldq + head * s.q_head, kt, vh, b, t0, &a, s);
             for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++, rows += a.DV) {
-                floatX *a2 = noise + (size_t)i * ldn, *o = out + (row + i) * s.ldo + (j * a.signals + m) * s.o_head;
+                floatX *a2 = noise + (size_t)i * ldn,
+                       *o = out.data + (row + i) * s.ldo + (j * a.signals + m) * s.o_head;
                 if (m == a.signals) {
                     for (int c = 0; c < s.DV; c++) a2[c] = rows[c];
                     continue;
@@ -56,7 +56,7 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
             }
         }
     }
-    if (max) absmax_update(max, out, s.B * s.T, units * a.signals * s.DV, s.ldo);
+    absmax_update(out, s.B * s.T, units * a.signals * s.DV, s.ldo);
 }
 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,

@@ -10,7 +10,7 @@ diff_combine.cuh: subtracts from each signal head its noise head, times a factor
 */
 #pragma once
 #include "../cuda/kernel_utils.cuh"
-#include "fp8.cuh"
+#include "absmax.cuh"
 #include "ops.h"
 
 static __device__ inline float diff_factor(floatX l, Factor factor) {
@@ -119,16 +119,16 @@ template <typename Launch> static inline void diff_for_share(int NH, HeadGroups 
     }
 }
 
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        HeadGroups groups, Factor factor, absmax_t *max) {
+static inline void diff_combine_forward(Activation o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        HeadGroups groups, Factor factor) {
     OPERATION();
     diff_for_share(NH, groups, [&](auto share) {
         constexpr int SHARE = decltype(share)::value;
-        launch_with_max(max, [&](auto of_o) {
+        launch_with_max(o.max, [&](auto of_o) {
             typedef decltype(of_o) Max;
             LAUNCH_ROWS_EITHER((diff_combine_forward_kernel<PACK, SHARE, Max>),
-                               (diff_combine_forward_kernel<1, SHARE, Max>), packed(D, o, a), (size_t)N * (NH / SHARE),
-                               D, o, a, l, N, NH, D, ldl, groups.noise, factor, of_o);
+                               (diff_combine_forward_kernel<1, SHARE, Max>), packed(D, o.data, a),
+                               (size_t)N * (NH / SHARE), D, o.data, a, l, N, NH, D, ldl, groups.noise, factor, of_o);
         });
     });
 }

@@ -15,7 +15,7 @@ diff_combine.h: subtracts from each signal head its noise head, times a factor.
             heads than noise heads: arXiv 2510.06949 (grouped differential attention)
 */
 #pragma once
-#include "fp8.h"
+#include "absmax.h"
 #include "ops.h"
 #include "vecmath.h"
 
@@ -23,19 +23,19 @@ static inline real diff_factor(real l, Factor factor) { return factor == S_SIGMO
 // ds/dl
 static inline real diff_factor_slope(real s, Factor factor) { return factor == S_SIGMOID ? s * (1 - s) : 1; }
 
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        HeadGroups groups, Factor factor, absmax_t *max) {
+static inline void diff_combine_forward(Activation o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        HeadGroups groups, Factor factor) {
     size_t heads = (size_t)(NH + NH / groups.signals * groups.noise);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
             const floatX *a1 = a + (n * heads + signal_head(groups, h)) * D;
             const floatX *a2 = a + (n * heads + noise_head(groups, h)) * D;
-            floatX *out = o + ((size_t)n * NH + h) * D;
+            floatX *out = o.data + ((size_t)n * NH + h) * D;
             real s = diff_factor(l[(size_t)n * ldl + h], factor);
             for (int i = 0; i < D; i++) out[i] = a1[i] - s * a2[i];
         }
-    if (max) absmax_update(max, o, N, NH * D, NH * D);
+    absmax_update(o, N, NH * D, NH * D);
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,

@@ -12,103 +12,10 @@ twins round to the same bits.
 */
 #pragma once
 #include "../cuda/kernel_utils.cuh"
+#include "absmax.cuh"
 #include "fp8.h"
 #include "traffic.h"
 #include <cuda_fp8.h>
-
-// ---------------------------------------------------------------------------------------------------
-// The largest magnitude: a maximum of unsigned integers, the bits of |x|. fmaxf would lose NaN.
-
-static __device__ inline absmax_t absmax_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFF; }
-
-// own = max(own, |v[i]|)
-template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, const float *v) {
-    UNROLL
-    for (int i = 0; i < W; i++) own = max(own, absmax_bits(v[i]));
-    return own;
-}
-
-// *max = max(*max, own of all threads), or nothing if max is NULL. All threads of the block call it, whole warps; a
-// thread without elements has own = 0. `own` may be that of fp32 numbers which are then stored: rounding to floatX
-// keeps their order, so the maximum is rounded in place of each. The result does not depend on the order of blocks.
-static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
-    SHARED(absmax_t, of_warps, WARP);
-    if (max == nullptr) return;
-    int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x), warps = (int)(blockDim.x * blockDim.y) / WARP;
-    int lane = thread % WARP;
-    own = __reduce_max_sync(ALL_LANES, own);
-    __syncthreads(); // earlier uses of the memory are complete
-    if (lane == 0) of_warps[thread / WARP] = own;
-    __syncthreads();
-    if (thread >= WARP) return;
-    own = __reduce_max_sync(ALL_LANES, lane < warps ? of_warps[lane] : 0);
-    floatX stored;
-    round_to(&stored, __uint_as_float(own));
-    if (lane == 0) atomicMax(max, absmax_bits(to_float(stored)));
-}
-
-// The largest magnitude of what a kernel stores, as its last argument. A kernel with the template argument NoMax is
-// compiled without it: only --gemm fp8 uses the maxima.
-struct NoMax {
-    template <int W> __device__ void add(const float (&)[W]) {}
-    __device__ void finish() {}
-};
-struct Absmax {
-    absmax_t *max, own;
-    template <int W> __device__ void add(const float (&v)[W]) { own = absmax_of_pack<W>(own, v); }
-    __device__ void finish() { absmax_of_block(max, own); } // all threads of the block call it
-};
-// Calls launch with that argument.
-template <typename Launch> static inline void launch_with_max(absmax_t *max, Launch launch) {
-    if (max) launch(Absmax{max, 0});
-    else launch(NoMax());
-}
-
-enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
-
-// `count` matrices of one shape: elements from one to the next, and bytes between their maxima, codes and scales. The
-// second dimension of the grid.
-typedef struct {
-    int count;
-    size_t stride, bytes;
-} Fp8Batch;
-template <typename T> static __device__ inline T *fp8_of_batch(T *first, const Fp8Batch &batch) {
-    return (T *)(void *)((char *)first + blockIdx.y * batch.bytes);
-}
-
-static __global__ void absmax_clear_kernel(absmax_t *max, Fp8Batch batch) { *fp8_of_batch(max, batch) = 0; }
-
-template <int W>
-static __global__ void __launch_bounds__(ABSMAX_THREADS)
-    absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld, Fp8Batch batch) {
-    absmax_t own = 0;
-    max = fp8_of_batch(max, batch), x += blockIdx.y * batch.stride;
-    int first = (int)blockIdx.x * ABSMAX_ROWS;
-    for (int c = (int)threadIdx.x * W; c < columns; c += (int)blockDim.x * W) {
-        float v[ABSMAX_ROWS][W];
-        UNROLL
-        for (int i = 0; i < ABSMAX_ROWS; i++) load<W>(v[i], x + (size_t)min(first + i, N - 1) * ld + c);
-        UNROLL
-        for (int i = 0; i < ABSMAX_ROWS; i++) own = absmax_of_pack<W>(own, v[i]);
-    }
-    absmax_of_block(max, own);
-}
-
-static inline void absmax_update_batch(absmax_t *max, const floatX *x, int N, int columns, int ld, Fp8Batch batch) {
-    bool wide = packed(ld, x) && packed(columns) && packed(batch.stride);
-    int threads = min_int(ABSMAX_THREADS, (int)round_up((size_t)(columns / (wide ? PACK : 1)), WARP));
-    dim3 grid(blocks_of(N, ABSMAX_ROWS), (unsigned)batch.count);
-    if (wide) LAUNCH(absmax_kernel<PACK>, grid, threads, 0, max, x, N, columns, ld, batch);
-    else LAUNCH(absmax_kernel<1>, grid, threads, 0, max, x, N, columns, ld, batch);
-}
-static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
-    OPERATION();
-    const Fp8Batch one = {1, 0, 0};
-    absmax_update_batch(max, x, N, columns, ld, one);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Codes
 
 enum { FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multiprocessor, at least
 
@@ -230,12 +137,11 @@ static __device__ inline void fp8_quantize_tile(Fp8Tile t, float *scale, bool wr
 template <int W, __nv_fp8_interpretation_t FORMAT>
 static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
     fp8_quantize_kernel(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max, float largest,
-                        Fp8Batch batch) {
+                        MatrixBatch batch) {
     int across = (columns + FP8_TILE - 1) / FP8_TILE, padded_rows = fp8_pad(rows), padded_columns = fp8_pad(columns);
     int row = (int)blockIdx.x / across * FP8_TILE, column = (int)blockIdx.x % across * FP8_TILE;
-    uint8_t *codes = to.codes ? fp8_of_batch(to.codes, batch) + (size_t)row * padded_columns + column : nullptr;
-    uint8_t *transposed =
-        to.transposed ? fp8_of_batch(to.transposed, batch) + (size_t)column * padded_rows + row : nullptr;
+    uint8_t *codes = to.codes ? of_batch(to.codes, batch) + (size_t)row * padded_columns + column : nullptr;
+    uint8_t *transposed = to.transposed ? of_batch(to.transposed, batch) + (size_t)column * padded_rows + row : nullptr;
     const Fp8Tile tile = {x + blockIdx.y * batch.stride + (size_t)row * ld + column,
                           codes,
                           transposed,
@@ -245,13 +151,13 @@ static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
                           padded_rows - row,
                           padded_columns,
                           padded_rows};
-    fp8_quantize_tile<W, FORMAT>(tile, fp8_of_batch(to.scale, batch), blockIdx.x == 0,
-                                 max ? fp8_of_batch(max, batch) : nullptr, largest);
+    fp8_quantize_tile<W, FORMAT>(tile, of_batch(to.scale, batch), blockIdx.x == 0, max ? of_batch(max, batch) : nullptr,
+                                 largest);
 }
 
 template <__nv_fp8_interpretation_t FORMAT>
 static inline void fp8_quantize_as(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
-                                   float largest, Fp8Batch batch) {
+                                   float largest, MatrixBatch batch) {
     size_t tiles = (size_t)((rows + FP8_TILE - 1) / FP8_TILE) * (size_t)((columns + FP8_TILE - 1) / FP8_TILE);
     dim3 grid(blocks_of(tiles, 1), (unsigned)batch.count);
     if (packed(ld, x) && packed(columns) && packed(batch.stride))
@@ -260,15 +166,14 @@ static inline void fp8_quantize_as(Fp8Codes to, const floatX *x, int rows, int c
     else LAUNCH((fp8_quantize_kernel<1, FORMAT>), grid, FP8_THREADS, 0, to, x, rows, columns, ld, max, largest, batch);
 }
 
-// x (rows, columns) with row stride ld; max: its largest magnitude, in device memory; NULL: 0
-static inline void fp8_quantize(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
-                                Fp8Format f) {
-    const Fp8Batch one = {1, 0, 0};
+// x (rows, columns) with row stride ld; without x.max its largest magnitude is taken as 0
+static inline void fp8_quantize(Fp8Codes to, Activation x, int rows, int columns, int ld, Fp8Format f) {
+    const MatrixBatch one = {1, 0, 0};
     assert(rows > 0 && columns > 0 && ld >= columns && to.scale);
     assert((uintptr_t)to.codes % 16 == 0 && (uintptr_t)to.transposed % 16 == 0);
     float largest = fp8_formats[f].largest;
-    if (f == FP8_E4M3) fp8_quantize_as<__NV_E4M3>(to, x, rows, columns, ld, max, largest, one);
-    else fp8_quantize_as<__NV_E5M2>(to, x, rows, columns, ld, max, largest, one);
+    if (f == FP8_E4M3) fp8_quantize_as<__NV_E4M3>(to, x.data, rows, columns, ld, x.max, largest, one);
+    else fp8_quantize_as<__NV_E5M2>(to, x.data, rows, columns, ld, x.max, largest, one);
 }
 
 // Takes the memory of codes (rows, columns) from `memory`, which begins with their scale.
@@ -281,7 +186,7 @@ static inline Fp8Codes fp8_codes_at(char **memory, int rows, int columns, bool b
 }
 
 // The copies of weights (OC, IC), each a header with its scale and largest magnitude, its codes and the transposed ones
-static inline void fp8_copy_weights(void *copy, const floatX *weight, int IC, int OC, Fp8Batch batch) {
+static inline void fp8_copy_weights(void *copy, const floatX *weight, int IC, int OC, MatrixBatch batch) {
     char *memory = (char *)copy;
     absmax_t *max = (absmax_t *)(void *)(memory + FP8_ALIGN);
     LAUNCH(absmax_clear_kernel, dim3(1, (unsigned)batch.count), 1, 0, max, batch);

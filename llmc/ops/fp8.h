@@ -3,7 +3,6 @@ fp8.h: numbers of 8 bits, and the scales that tensors need to be stored in them.
 
   fp8_round(x, format)        x rounded to the nearest number of the format, ties to even; beyond the largest number to
                               that number (saturation); NaN to NaN
-  absmax_update(max, ...)     max = max(max, |x|) over a matrix
   fp8_scale(max, format)      the scale of a tensor whose largest magnitude is max. It is stored as
                               fp8_round(x * (largest number / max)), and what is stored, times the scale, is about x.
 
@@ -11,8 +10,6 @@ fp8.h: numbers of 8 bits, and the scales that tensors need to be stored in them.
             E5M2: 5 and 2 bits, 57344: gradients
   scale     one per tensor, from its own largest magnitude (just-in-time scaling). A tensor of zeros has the scale of
             FP8_SMALLEST. With an infinity or a NaN in the tensor, all products with it are NaN.
-  max       The bits of a nonnegative fp32 number: their order as integers is that of the numbers, with NaN above
-            infinity, so a maximum does not depend on the order of its arguments.
   numerics  one fp32 division per tensor, one fp32 product and one rounding per element, on the CPU and on a GPU
   source    Micikevicius et al. 2022, "FP8 Formats for Deep Learning"
 */
@@ -53,22 +50,4 @@ static inline float fp8_round(float x, Fp8Format f) {
     return copysignf(rounded, x);
 }
 
-#ifndef DEVICE_OPS
-// x (N, columns) with row stride ld
-static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
-    uint32_t largest = *max;
-#pragma omp parallel for schedule(static) reduction(max : largest)
-    for (int n = 0; n < N; n++) {
-        const floatX *row = x + (size_t)n * ld;
-        for (int c = 0; c < columns; c++) {
-            float value = (float)row[c];
-            uint32_t bits;
-            memcpy(&bits, &value, sizeof(bits));
-            bits &= 0x7FFFFFFF;
-            largest = bits > largest ? bits : largest;
-        }
-    }
-    *max = largest;
-}
-#endif
 #endif

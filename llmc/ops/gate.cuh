@@ -7,7 +7,7 @@ gate.cuh: a sigmoid gate on the output heads. Equations in gate.h.
 */
 #pragma once
 #include "../cuda/kernel_utils.cuh"
-#include "fp8.cuh"
+#include "absmax.cuh"
 #include "ops.h"
 
 // The gates of a pack: one for the head, or one per element.
@@ -43,15 +43,15 @@ static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
     return width == 1 || (packed(D, g) && packed(ldg));
 }
 
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width, absmax_t *max) {
+static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
     OPERATION();
     assert(width == 1 || width == D);
-    bool wide = packed(D, y, x) && gate_packed(g, D, ldg, width);
-    launch_with_max(max, [&](auto of_y) {
+    bool wide = packed(D, y.data, x) && gate_packed(g, D, ldg, width);
+    launch_with_max(y.max, [&](auto of_y) {
         typedef decltype(of_y) Max;
         LAUNCH_ROWS_EITHER((gate_forward_kernel<PACK, Max>), (gate_forward_kernel<1, Max>), wide, (size_t)N * heads, D,
-                           y, x, g, N, heads, D, ldg, width, of_y);
+                           y.data, x, g, N, heads, D, ldg, width, of_y);
     });
 }
 

@@ -8,12 +8,12 @@ gate.h: a sigmoid gate on the output heads, from the layer's input.
   source    Qiu et al. 2025, "Gated Attention for Large Language Models" (arXiv 2505.06708)
 */
 #pragma once
-#include "fp8.h"
+#include "absmax.h"
 #include "ops.h"
 #include "vecmath.h"
 
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width, absmax_t *max) {
+static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
     assert(width == 1 || width == D);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
@@ -22,12 +22,12 @@ static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int
             const floatX *gate = g + (size_t)n * ldg + h * width;
             if (width == 1) {
                 real s = real_sigmoid(gate[0]);
-                for (int i = 0; i < D; i++) y[at + i] = x[at + i] * s;
+                for (int i = 0; i < D; i++) y.data[at + i] = x[at + i] * s;
             } else {
-                for (int i = 0; i < D; i++) y[at + i] = x[at + i] * real_sigmoid(gate[i]);
+                for (int i = 0; i < D; i++) y.data[at + i] = x[at + i] * real_sigmoid(gate[i]);
             }
         }
-    if (max) absmax_update(max, y, N, heads * D, heads * D);
+    absmax_update(y, N, heads * D, heads * D);
 }
 
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,

@@ -59,10 +59,10 @@ static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
     return linear_in_fp8() ? fp8_workspace_bytes(N, IC, OC) : 0;
 }
 
-static inline void linear_copy_weight(Linear w) {
+static inline void linear_copy_weight(const Linear *w) {
     OPERATION();
-    const Fp8Batch one = {1, 0, 0};
-    fp8_copy_weights(w.copy, w.weight, w.IC, w.OC, one);
+    const MatrixBatch one = {1, 0, 0};
+    fp8_copy_weights(w->copy, w->weight, w->IC, w->OC, one);
 }
 
 // to[n,:] = from[n,:], or +=       to (rows, columns) with row stride ld
@@ -103,35 +103,34 @@ static inline GemmOperands linear_operands(const uint8_t *A, const uint8_t *B, F
     return operands;
 }
 
-static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
+static inline void linear_forward(floatX *y, Activation x, const Linear *w, int N) {
     OPERATION();
-    if (!w.copy) {
-        matmul_forward(y, x, w.weight, N, w.IC, w.OC, w.ld);
+    if (!w->copy) {
+        matmul_forward(y, x.data, w->weight, N, w->IC, w->OC, w->ld);
         return;
     }
-    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
-    Fp8Codes x8 = fp8_codes_at(&memory, N, w.IC, false), w8 = fp8_codes_at(&copy, w.OC, w.IC, true);
-    int width = (int)fp8_padded(w.OC) <= w.ld ? (int)fp8_padded(w.OC) : w.OC; // q, k, v, lambda: no copy
-    fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
-    linear_product(y, N, width, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
+    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w->IC, w->OC)), *copy = (char *)w->copy;
+    Fp8Codes x8 = fp8_codes_at(&memory, N, w->IC, false), w8 = fp8_codes_at(&copy, w->OC, w->IC, true);
+    int width = (int)fp8_padded(w->OC) <= w->ld ? (int)fp8_padded(w->OC) : w->OC; // q, k, v, lambda: no copy
+    fp8_quantize(x8, x, N, w->IC, w->IC, FP8_ACTIVATION);
+    linear_product(y, N, width, w->IC, w->ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
 }
 
-static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
-                                   bool add) {
+static inline void linear_backward(floatX *dx, Activation dy, Activation x, const Linear *w, int N, bool add) {
     OPERATION();
-    if (!w.copy) {
-        matmul_backward(dx, dweight, dy, x, w.weight, N, w.IC, w.OC, w.ld, add);
+    if (!w->copy) {
+        matmul_backward(dx, w->dweight, dy.data, x.data, w->weight, N, w->IC, w->OC, w->ld, add);
         return;
     }
-    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
-    Fp8Codes x8 = fp8_codes_at(&memory, N, w.IC, false), dy8 = fp8_codes_at(&memory, N, w.OC, true),
-             w8 = fp8_codes_at(&copy, w.OC, w.IC, true);
+    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w->IC, w->OC)), *copy = (char *)w->copy;
+    Fp8Codes x8 = fp8_codes_at(&memory, N, w->IC, false), dy8 = fp8_codes_at(&memory, N, w->OC, true),
+             w8 = fp8_codes_at(&copy, w->OC, w->IC, true);
     x8.transposed = x8.codes, x8.codes = NULL;
-    fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
-    fp8_quantize(dy8, dy, N, w.OC, w.ld, w.dy_max, FP8_GRADIENT);
-    linear_product(dx, N, w.IC, w.OC, w.IC, false, // dx = dy weight
+    fp8_quantize(x8, x, N, w->IC, w->IC, FP8_ACTIVATION);
+    fp8_quantize(dy8, dy, N, w->OC, w->ld, FP8_GRADIENT);
+    linear_product(dx, N, w->IC, w->OC, w->IC, false, // dx = dy weight
                    linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2), memory);
-    linear_product(dweight, w.OC, w.IC, N, w.IC, add, // dweight = dy^T x
+    linear_product(w->dweight, w->OC, w->IC, N, w->IC, add, // dweight = dy^T x
                    linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2), memory);
 }
 

@@ -14,6 +14,7 @@ linear.h: a linear layer without bias whose operands are rounded as --gemm says.
             otherwise as fp32.
 */
 #pragma once
+#include "absmax.h"
 #include "fp8.h"
 #include "matmul.h"
 #include "matmul_bf16.h"
@@ -45,7 +46,7 @@ static inline Rounded rounded_at(void *memory, int rows, int columns) {
     Rounded r = {(char *)memory, rows, columns};
     return r;
 }
-static inline Rounded rounded_weight(Linear w) { return rounded_at(w.copy, w.OC, w.IC); }
+static inline Rounded rounded_weight(const Linear *w) { return rounded_at(w->copy, w->OC, w->IC); }
 static inline int rounded_stride(Rounded r) { return (int)round_up(r.columns, 32); } // whole cache lines
 static inline size_t rounded_bytes(int rows, int columns) {
     size_t count = (size_t)rows * round_up((size_t)columns, 32);
@@ -67,9 +68,10 @@ static inline void linear_round_narrow(bf16_t *to, int stride, const float *from
     else bf16_round_matrix(to, stride, from, ld, rows, columns);
 }
 
-// in: with row stride ld; max: its largest magnitude, for FP8
-static inline void linear_round(Rounded r, const floatX *in, int ld, absmax_t max, Fp8Format f) {
-    const float *from = (const float *)(const void *)in;
+// in: with row stride ld
+static inline void linear_round(Rounded r, Activation in, int ld, Fp8Format f) {
+    const float *from = (const float *)(const void *)in.data;
+    absmax_t max = in.max ? *in.max : 0;
     float multiplier = linear_type == GEMM_FP8 ? fp8_multiplier(max, f) : 1;
     float *wide = (float *)rounded_numbers(r);
     int stride = rounded_stride(r);
@@ -80,10 +82,11 @@ static inline void linear_round(Rounded r, const floatX *in, int ld, absmax_t ma
     else bf16_round_matrix_wide(wide, stride, from, ld, r.rows, r.columns);
 }
 
-static inline void linear_copy_weight(Linear w) {
+static inline void linear_copy_weight(const Linear *w) {
     absmax_t max = 0;
-    if (linear_type == GEMM_FP8) absmax_update(&max, w.weight, w.OC, w.IC, w.IC);
-    linear_round(rounded_weight(w), w.weight, w.IC, max, FP8_WEIGHT);
+    Activation weight = activation(w->weight, &max);
+    if (linear_type == GEMM_FP8) absmax_update(weight, w->OC, w->IC, w->IC);
+    linear_round(rounded_weight(w), weight, w->IC, FP8_WEIGHT);
 }
 
 // C = op(A) op(B), or C += op(A) op(B), times the scales of A and B
@@ -101,35 +104,38 @@ static inline void linear_product(MatmulShape s, Rounded A, Rounded B, real *C) 
          (const real *)rounded_numbers(A), s.lda, (const real *)rounded_numbers(B), s.ldb, s.add ? 1 : 0, C, s.ldc);
 }
 
-static inline bool linear_rounds(Linear w, int N) { return w.copy && (linear_type == GEMM_FP8 || N >= LINEAR_ROWS); }
+static inline bool linear_rounds(const Linear *w, int N) {
+    return w->copy && (linear_type == GEMM_FP8 || N >= LINEAR_ROWS);
+}
 
-static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
+static inline void linear_forward(floatX *y, Activation x, const Linear *w, int N) {
+    int IC = w->IC, OC = w->OC;
     if (!linear_rounds(w, N)) {
-        matmul_forward(y, x, w.weight, N, w.IC, w.OC, w.ld);
+        matmul_forward(y, x.data, w->weight, N, IC, OC, w->ld);
         return;
     }
-    real *memory = ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC));
-    Rounded x_rounded = rounded_at(memory, N, w.IC);
-    linear_round(x_rounded, x, w.IC, w.x_max ? *w.x_max : 0, FP8_ACTIVATION);
-    MatmulShape forward = {false, true, false, false, N, w.OC, w.IC, 0, 0, w.ld};
+    real *memory = ops_workspace_take(linear_workspace_bytes(N, IC, OC));
+    Rounded x_rounded = rounded_at(memory, N, IC);
+    linear_round(x_rounded, x, IC, FP8_ACTIVATION);
+    MatmulShape forward = {false, true, false, false, N, OC, IC, 0, 0, w->ld};
     linear_product(forward, x_rounded, rounded_weight(w), y);
 }
 
-static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
-                                   bool add) {
+static inline void linear_backward(floatX *dx, Activation dy, Activation x, const Linear *w, int N, bool add) {
+    int IC = w->IC, OC = w->OC;
     if (!linear_rounds(w, N)) {
-        matmul_backward(dx, dweight, dy, x, w.weight, N, w.IC, w.OC, w.ld, add);
+        matmul_backward(dx, w->dweight, dy.data, x.data, w->weight, N, IC, OC, w->ld, add);
         return;
     }
-    real *memory = ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC));
-    Rounded x_rounded = rounded_at(memory, N, w.IC);
-    Rounded dy_rounded = rounded_at(x_rounded.memory + rounded_bytes(N, w.IC), N, w.OC);
-    linear_round(x_rounded, x, w.IC, w.x_max ? *w.x_max : 0, FP8_ACTIVATION);
-    linear_round(dy_rounded, dy, w.ld, w.dy_max ? *w.dy_max : 0, FP8_GRADIENT);
-    MatmulShape to_input = {false, false, false, false, N, w.IC, w.OC, 0, 0, w.IC};
-    MatmulShape to_weight = {true, false, add, false, w.OC, w.IC, N, 0, 0, w.IC};
-    linear_product(to_input, dy_rounded, rounded_weight(w), dx); // dx = dy weight
-    linear_product(to_weight, dy_rounded, x_rounded, dweight);   // dweight = dy^T x
+    real *memory = ops_workspace_take(linear_workspace_bytes(N, IC, OC));
+    Rounded x_rounded = rounded_at(memory, N, IC);
+    Rounded dy_rounded = rounded_at(x_rounded.memory + rounded_bytes(N, IC), N, OC);
+    linear_round(x_rounded, x, IC, FP8_ACTIVATION);
+    linear_round(dy_rounded, dy, w->ld, FP8_GRADIENT);
+    MatmulShape to_input = {false, false, false, false, N, IC, OC, 0, 0, IC};
+    MatmulShape to_weight = {true, false, add, false, OC, IC, N, 0, 0, IC};
+    linear_product(to_input, dy_rounded, rounded_weight(w), dx);  // dx = dy weight
+    linear_product(to_weight, dy_rounded, x_rounded, w->dweight); // dweight = dy^T x
 }
 
 // Name, version and kernels of the library, for run.json.
@@ -166,8 +172,9 @@ static inline void peak_fill(real *m) {
             to[k] = (real)((float)(state >> 8) / 8388608.0f - 1);
         }
         absmax_t max = 0;
-        absmax_update(&max, to, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE);
-        if (linear_type != GEMM_FP32) linear_round(peak_operand(m, i), to, PEAK_SIZE, max, FP8_ACTIVATION);
+        Activation operand = activation(to, &max);
+        absmax_update(operand, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE);
+        if (linear_type != GEMM_FP32) linear_round(peak_operand(m, i), operand, PEAK_SIZE, FP8_ACTIVATION);
     }
 }
 static inline void peak_product(real *m) {

@@ -38,7 +38,18 @@ typedef REAL real;
 typedef REAL floatX;
 typedef REAL grad_t;
 #endif
+
+// A matrix of activations, or their gradient. An operation that writes an Activation also computes its largest
+// magnitude, for a product in FP8 that reads it: *max = max(*max, |x|), unless max is NULL. The bits are in absmax.h.
 typedef uint32_t absmax_t;
+typedef struct {
+    floatX *data;
+    absmax_t *max;
+} Activation;
+static inline Activation activation(const floatX *data, absmax_t *max) {
+    Activation a = {(floatX *)data, max};
+    return a;
+}
 
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
@@ -46,16 +57,15 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
 static inline size_t embedding_workspace_bytes(int N); // for the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
-                                   absmax_t *max);
-static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C, bool add,
-                                    absmax_t *max);  // dx =, or with add +=; dweight +=
+static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps);
+static inline void rmsnorm_backward(Activation dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C,
+                                    bool add);       // dx =, or with add +=; dweight +=
 static inline size_t rmsnorm_workspace_bytes(int C); // for the backward
 // sum = a + b, y = rmsnorm(sum): bitwise equal to rmsnorm_forward of the stored sum
-static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps,
-                                            absmax_t *max); // a, b, sum, y (N,C); max of y
+static inline void residual_rmsnorm_forward(floatX *sum, Activation y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
@@ -70,15 +80,15 @@ static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 // be overwritten.
 typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
 typedef struct {
-    const floatX *weight;     // (OC,IC)
-    void *copy;               // linear_copy_bytes, in memory of buffer_alloc; or NULL
-    int IC, OC, ld;           // ld: row stride of y
-    absmax_t *x_max, *dy_max; // --gemm fp8: of x and of dy
+    const floatX *weight; // (OC,IC)
+    grad_t *dweight;      // likewise; NULL without a backward
+    void *copy;           // linear_copy_bytes, in memory of buffer_alloc; or NULL
+    int IC, OC, ld;       // ld: row stride of y
 } Linear;
-static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N);
-static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
+static inline void linear_forward(floatX *y, Activation x, const Linear *w, int N);
+static inline void linear_backward(floatX *dx, Activation dy, Activation x, const Linear *w, int N,
                                    bool add); // dx =; dweight =, or with add +=
-static inline void linear_copy_weight(Linear w);
+static inline void linear_copy_weight(const Linear *w);
 static inline size_t linear_copy_bytes(int IC, int OC, bool plain); // plain: of a layer that FP8 leaves out
 static inline size_t linear_workspace_bytes(int N, int IC, int OC); // for the forward, the backward and the copy
 // Selects the type; called once, before the functions above. Returns NULL, or the reason why it is not supported.
@@ -86,9 +96,9 @@ static inline const char *linear_configure(GemmType type);
 static inline bool linear_in_fp8(void);
 static inline bool linear_experts_in_fp8(void); // on GPUs where their product in FP8 is not faster, FP8 leaves them out
 
-// The largest magnitude of a tensor, for its scale in FP8: *max = max(*max, |x|). Operations whose last argument is
-// `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h
-static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld);
+// The largest magnitude of an Activation that an operation without it has written; does nothing if x.max is NULL.
+// x (N,columns) with row stride ld
+static inline void absmax_update(Activation x, int N, int columns, int ld);
 
 // rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
 // or t if first is NULL
@@ -178,13 +188,12 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads); /
 
 // Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads,
 // then diff_combine. out (N,OH,DV) has the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with
-// row stride ldl, factor and max are those of diff_combine.
+// row stride ldl and factor are those of diff_combine.
 // kept (N, diff_attention_kept, DV): what the backward reads besides. Where that is every query head, the backward
 // needs dkept, which is as large; else dkept is NULL.
 static inline int diff_attention_kept(AttentionShape s);
-static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
-                                          absmax_t *max);
+static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor);
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
@@ -241,8 +250,8 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
 
 // o[n,h,:] = a[n,h1,:] - s a[n,h2,:]                         o (N,NH,D), l (N,NH) with row stride ldl
 // a (N, NH + NH noise/signals, D): h1 = signal_head(groups, h), h2 = noise_head(groups, h); s = factor(l[n,h])
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        HeadGroups groups, Factor factor, absmax_t *max);
+static inline void diff_combine_forward(Activation o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        HeadGroups groups, Factor factor);
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
                                          int N, int NH, int D, int ldl, HeadGroups groups,
                                          Factor factor); // =; dl with the stride of l
@@ -272,65 +281,14 @@ static inline void scale_inplace(floatX *x, real factor, size_t count);
 
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width, absmax_t *max);
+static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width);
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
                                  int heads, int D, int ldg, int width); // =; dg with the stride of g
 
 // y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max);
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
-                                   absmax_t *max); // =
-
-// A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the
-// largest softmax(logits) + bias; the first of equal ones.
-// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts in that order;
-// weights[n,k] = exp(logits[n,experts[n,k]]) over the sum of the K of them     x (N,C), weight (E,C), logits (N,E),
-//                                                          lse (N), experts, weights (N,K), bias (E); NULL: without one
-static inline void router_forward(real *logits, real *lse, int *experts, real *weights, const floatX *x,
-                                  const floatX *weight, const floatX *bias, Routing r);
-// dweights (N,K). The gradient of the logits is that through `weights`, and that of two further losses:
-//   balance sum_n sum_e loads[e] / (sum of loads) softmax(logits[n,:])[e]  and  z sum_n lse[n]^2
-// dx (N,C) +=; dweight =, or with add +=
-static inline void router_backward(floatX *dx, grad_t *dweight, const real *dweights, const floatX *x,
-                                   const floatX *weight, const real *logits, const real *lse, const int *experts,
-                                   const real *weights, const real *loads, real balance, real z, Routing r, bool add);
-static inline size_t router_workspace_bytes(Routing r); // for the backward
-// Adds to totals (2E+1): of each expert, its tokens, then the sum of its probabilities; the sum of lse^2.
-// starts (E+1): of expert_group
-static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r);
-// bias[i] += rate times the sign of (mean of loads) - loads[begin+i], for i < count    bias, master (count), loads (E)
-// master: the unrounded bias; or NULL
-static inline void router_balance(floatX *bias, real *master, const real *loads, double rate, int E, int begin,
-                                  int count);
-
-// The choices of the tokens, entry i = n*K + k, grouped by expert; those of an expert stay in order. places[i] is the
-// place of entry i, entries[place] its inverse; the places of expert e are starts[e] .. starts[e+1]-1.
-// starts (E+1), entries, places (N*K)
-static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r);
-// y[p,:] = x[entries[p] / K,:]                               y (N*K,C), x (N,C)
-static inline void expert_gather(floatX *y, const floatX *x, const int *entries, Routing r);
-// y[n,:] = sum over k of x[places[n*K+k],:], or with add +=  y (N,C), x (N*K,C)
-static inline void expert_combine(floatX *y, const floatX *x, const int *places, Routing r, bool add);
-// y[p,:] = weights[entries[p]] silu(gate) * up               gate_up (R,2F) rows [gate | up], y (R,F); R = N*K rows
-static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
-                                         int R, int F, absmax_t *max);
-static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
-                                          const real *weights, const int *entries, int R, int F,
-                                          absmax_t *max); // =; dweights has the order of weights
-
-// The linear layers of `count` experts: rows starts[e] .. starts[e+1]-1 of x and y are those of expert e.
-typedef struct {
-    Linear first; // of expert 0; ld is OC
-    int count;
-    size_t stride, copy_stride; // from one expert to the next: elements of weights and gradients, bytes of copies
-} ExpertLinear;
-static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R);
-static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                          ExpertLinear w, const int *starts, int N, int R,
-                                          bool add);           // dx =; dweight =, or with add +=
-static inline void expert_linear_copy_weights(ExpertLinear w); // as linear_copy_weight, each with its own scale
-static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC); // as that of a linear layer
+static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F);
+static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
 
 // log_z[n] = log sum_v exp(logits[n,v]);  losses[n] += log_z[n] - logits[n,targets[n]]
 //                                                            logits (N,V) with row stride Vp; losses, log_z (N)

@@ -14,7 +14,7 @@ rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 */
 #pragma once
 #include "../cuda/kernel_utils.cuh"
-#include "fp8.cuh"
+#include "absmax.cuh"
 #include "ops.h"
 
 // y_sum and b are NULL if the row is `a`.
@@ -54,26 +54,26 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
     max.finish();
 }
 
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
-                                   absmax_t *max) {
+static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps) {
     OPERATION();
-    bool wide = packed(C, y, x, weight);
+    bool wide = packed(C, y.data, x, weight);
     floatX *none = nullptr;
-    launch_with_max(max, [&](auto of_y) {
+    launch_with_max(y.max, [&](auto of_y) {
         typedef decltype(of_y) Max;
-        LAUNCH_ROWS_EITHER((rmsnorm_forward_kernel<PACK, Max>), (rmsnorm_forward_kernel<1, Max>), wide, N, C, none, y,
-                           rstd, x, (const floatX *)none, weight, N, C, eps, of_y);
+        LAUNCH_ROWS_EITHER((rmsnorm_forward_kernel<PACK, Max>), (rmsnorm_forward_kernel<1, Max>), wide, N, C, none,
+                           y.data, rstd, x, (const floatX *)none, weight, N, C, eps, of_y);
     });
 }
 
-static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps, absmax_t *max) {
+static inline void residual_rmsnorm_forward(floatX *y_sum, Activation norm, real *rstd, const floatX *a,
+                                            const floatX *b, const floatX *weight, int N, int C, real eps) {
     OPERATION();
-    bool wide = packed(C, y_sum, norm, a, b, weight);
-    launch_with_max(max, [&](auto of_norm) {
+    bool wide = packed(C, y_sum, norm.data, a, b, weight);
+    launch_with_max(norm.max, [&](auto of_norm) {
         typedef decltype(of_norm) Max;
         LAUNCH_ROWS_EITHER((rmsnorm_forward_kernel<PACK, Max>), (rmsnorm_forward_kernel<1, Max>), wide, N, C, y_sum,
-                           norm, rstd, a, b, weight, N, C, eps, of_norm);
+                           norm.data, rstd, a, b, weight, N, C, eps, of_norm);
     });
 }
 
@@ -160,27 +160,27 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
     store_fp32<W>(partial + blockIdx.x * (size_t)C + c, total);
 }
 
-static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C, bool add, absmax_t *max) {
+static inline void rmsnorm_backward(Activation dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     OPERATION();
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
-    bool wide = packed(C, dx, dy, x, weight);
+    bool wide = packed(C, dx.data, dy, x, weight);
     int width = wide ? PACK : 1, packs = C / width;
     int lanes = min_int(RMSNORM_LANES, (packs + WARP - 1) / WARP * WARP), groups = max_int(1, RMSNORM_THREADS / lanes);
     int parts = min_int(RMSNORM_BLOCKS, (N + groups - 1) / groups);
     size_t bytes = (size_t)(groups - 1) * (lanes * width) * sizeof(float);
     dim3 grid((unsigned)parts, (unsigned)((packs + lanes - 1) / lanes)), block((unsigned)lanes, (unsigned)groups);
-    launch_with_max(max, [&](auto of_dx) {
+    launch_with_max(dx.max, [&](auto of_dx) {
         typedef decltype(of_dx) Max;
         if (!wide)
-            LAUNCH((rmsnorm_backward_kernel<1, true, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C,
-                   add, of_dx);
+            LAUNCH((rmsnorm_backward_kernel<1, true, Max>), grid, block, bytes, dx.data, partial, dy, x, weight, rstd,
+                   N, C, add, of_dx);
         else if (grid.y > 1)
-            LAUNCH((rmsnorm_backward_kernel<PACK, true, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N,
-                   C, add, of_dx);
+            LAUNCH((rmsnorm_backward_kernel<PACK, true, Max>), grid, block, bytes, dx.data, partial, dy, x, weight,
+                   rstd, N, C, add, of_dx);
         else
-            LAUNCH((rmsnorm_backward_kernel<PACK, false, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N,
-                   C, add, of_dx);
+            LAUNCH((rmsnorm_backward_kernel<PACK, false, Max>), grid, block, bytes, dx.data, partial, dy, x, weight,
+                   rstd, N, C, add, of_dx);
     });
     column_sum(dweight, partial, parts, C);
 }

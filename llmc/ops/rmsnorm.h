@@ -17,7 +17,7 @@ rmsnorm.h: divides a row by its root mean square; also for the sum of a residual
   source    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
 */
 #pragma once
-#include "fp8.h"
+#include "absmax.h"
 #include "ops.h"
 #include "runtime.h"
 
@@ -31,33 +31,33 @@ __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, co
     return r;
 }
 
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
-                                   absmax_t *max) {
+static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * C;
-        rstd[n] = rmsnorm_row(y + row, x + row, weight, C, eps);
+        rstd[n] = rmsnorm_row(y.data + row, x + row, weight, C, eps);
     }
-    if (max) absmax_update(max, y, N, C, C);
+    absmax_update(y, N, C, C);
 }
 
-static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps, absmax_t *max) {
+static inline void residual_rmsnorm_forward(floatX *sum, Activation y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * C;
         for (int c = 0; c < C; c++) sum[row + c] = a[row + c] + b[row + c];
-        rstd[n] = rmsnorm_row(y + row, sum + row, weight, C, eps);
+        rstd[n] = rmsnorm_row(y.data + row, sum + row, weight, C, eps);
     }
-    if (max) absmax_update(max, y, N, C, C);
+    absmax_update(y, N, C, C);
 }
 
 enum { RMSNORM_PARTS = 32 }; // parts of the rows, for any number of threads
 
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_PARTS * (size_t)C * sizeof(real); }
 
-static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C, bool add, absmax_t *max) {
+static inline void rmsnorm_backward(Activation dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     real *partial = ops_workspace_take(rmsnorm_workspace_bytes(C)); // (PARTS, C): dweight of each part of the rows
 #pragma omp parallel
     {
@@ -69,7 +69,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
             for (int n = begin; n < end; n++) {
                 size_t row = (size_t)n * C;
                 const floatX *xn = x + row, *dyn = dy + row;
-                floatX *dxn = dx + row;
+                floatX *dxn = dx.data + row;
                 real r = rstd[n], dot = 0;
 #pragma omp simd reduction(+ : dot)
                 for (int c = 0; c < C; c++) dot += dyn[c] * weight[c] * xn[c];
@@ -89,5 +89,5 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
             dweight[c] += sum;
         }
     }
-    if (max) absmax_update(max, dx, N, C, C);
+    absmax_update(dx, N, C, C);
 }

@@ -10,7 +10,7 @@ attention_stats.cuh.
 */
 #pragma once
 #include "adamw.cuh"
-#include "fp8.cuh"
+#include "absmax.cuh"
 #include "ops.h"
 
 #ifndef STATS_LEAST
@@ -95,7 +95,7 @@ static inline double magnitude_max(const floatX *x, int N, int C) {
     absmax_t *max = (absmax_t *)ops_scratch(sizeof(absmax_t));
     float largest;
     buffer_zero(max, sizeof(*max));
-    absmax_update(max, x, N, C, C);
+    absmax_update(activation(x, max), N, C, C);
     buffer_download(&largest, max, sizeof(largest));
     return (double)largest;
 }

@@ -29,7 +29,7 @@ stats.h: statistics of a layer's activations and of an update, for the log.
 */
 #pragma once
 #include "attention.h"
-#include "fp8.h"
+#include "absmax.h"
 #include "ops.h"
 #include "runtime.h"
 #include "vecmath.h"
@@ -75,7 +75,7 @@ static inline double rms_mean(const floatX *x, int N, int heads, int D, int ld) 
 static inline double magnitude_max(const floatX *x, int N, int C) {
     absmax_t bits = 0;
     float largest;
-    absmax_update(&bits, x, N, C, C);
+    absmax_update(activation(x, &bits), N, C, C);
     memcpy(&largest, &bits, sizeof(largest));
     return (double)largest;
 }

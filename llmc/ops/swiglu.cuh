@@ -7,7 +7,7 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 */
 #pragma once
 #include "../cuda/kernel_utils.cuh"
-#include "fp8.cuh"
+#include "absmax.cuh"
 #include "ops.h"
 
 template <int W, typename Max = NoMax>
@@ -26,12 +26,12 @@ static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, i
     max.finish();
 }
 
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
+static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
     OPERATION();
-    launch_with_max(max, [&](auto of_y) {
+    launch_with_max(y.max, [&](auto of_y) {
         typedef decltype(of_y) Max;
         LAUNCH_COLUMNS_EITHER((swiglu_forward_kernel<PACK, Max>), (swiglu_forward_kernel<1, Max>),
-                              packed(F, y, gate_up), N, F, y, gate_up, F, of_y);
+                              packed(F, y.data, gate_up), N, F, y.data, gate_up, F, of_y);
     });
 }
 
@@ -59,12 +59,11 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
     max.finish();
 }
 
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
-                                   absmax_t *max) {
+static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
     OPERATION();
-    launch_with_max(max, [&](auto of_d) {
+    launch_with_max(dgate_up.max, [&](auto of_d) {
         typedef decltype(of_d) Max;
         LAUNCH_COLUMNS_EITHER((swiglu_backward_kernel<PACK, Max>), (swiglu_backward_kernel<1, Max>),
-                              packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F, of_d);
+                              packed(F, dgate_up.data, dy, gate_up), N, F, dgate_up.data, dy, gate_up, F, of_d);
     });
 }

@@ -126,24 +126,23 @@ static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, 
     return expert_fp8_workspace_bytes(R, E, IC, OC);
 }
 
-static inline PredictionClass linear_class(Linear w) {
-    return w.weight == recorded.head ? CLASS_LM_HEAD : CLASS_BLOCK_GEMMS;
+static inline PredictionClass linear_class(const Linear *w) {
+    return w->weight == recorded.head ? CLASS_LM_HEAD : CLASS_BLOCK_GEMMS;
 }
-static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
+static inline void linear_forward(floatX *y, Activation x, const Linear *w, int N) {
     const Prediction *p = recorded.p;
-    bool fp8 = w.copy != NULL;
-    double rounding = fp8 ? (double)fp8_quantize_bytes(N, w.IC, 1) : 0;
-    size_t padded = fp8_padded(w.OC); // rows of y have room for it
-    double bytes =
-        (double)(fp8 ? fp8_product_bytes(N, padded, w.IC, sizeof(floatX), false) : matmul_forward_bytes(N, w.IC, w.OC));
-    record(linear_class(w), __func__, fp8 ? 2 : 1, matmul_forward_flops(N, w.IC, w.OC), rounding + bytes,
-           memory_ms(p, rounding) + gemm_ms(p, N, w.OC, w.IC, bytes, gemm_rate(p, w.IC, w.OC, fp8)));
+    bool fp8 = w->copy != NULL;
+    double rounding = fp8 ? (double)fp8_quantize_bytes(N, w->IC, 1) : 0;
+    size_t padded = fp8_padded(w->OC); // rows of y have room for it
+    double bytes = (double)(fp8 ? fp8_product_bytes(N, padded, w->IC, sizeof(floatX), false)
+                                : matmul_forward_bytes(N, w->IC, w->OC));
+    record(linear_class(w), __func__, fp8 ? 2 : 1, matmul_forward_flops(N, w->IC, w->OC), rounding + bytes,
+           memory_ms(p, rounding) + gemm_ms(p, N, w->OC, w->IC, bytes, gemm_rate(p, w->IC, w->OC, fp8)));
 }
-static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
-                                   bool add) {
+static inline void linear_backward(floatX *dx, Activation dy, Activation x, const Linear *w, int N, bool add) {
     const Prediction *p = recorded.p;
-    int IC = w.IC, OC = w.OC;
-    bool fp8 = w.copy != NULL;
+    int IC = w->IC, OC = w->OC;
+    bool fp8 = w->copy != NULL;
     double rounding = fp8 ? (double)(fp8_quantize_bytes(N, IC, 1) + fp8_quantize_bytes(N, OC, 2)) : 0;
     double rate = gemm_rate(p, IC, OC, fp8);
     double to_x = (double)(fp8 ? fp8_product_bytes(N, IC, OC, sizeof(floatX), false) : matmul_forward_bytes(N, IC, OC));
@@ -152,13 +151,15 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
     record(linear_class(w), __func__, fp8 ? 4 : 2, matmul_backward_flops(N, IC, OC), rounding + to_x + to_weight,
            memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, to_x, rate) + gemm_ms(p, OC, IC, N, to_weight, rate));
 }
-static inline size_t copy_traffic(Linear w) { return absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2); }
-static inline void linear_copy_weight(Linear w) { record_rows(CLASS_FP8, __func__, 3, copy_traffic(w)); }
-static inline void expert_linear_copy_weights(ExpertLinear w) {
-    record_rows(CLASS_FP8, __func__, 3, (size_t)w.count * copy_traffic(w.first));
+static inline size_t copy_traffic(const Linear *w) {
+    return absmax_bytes(w->OC, w->IC) + fp8_quantize_bytes(w->OC, w->IC, 2);
 }
-static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
-    record_rows(CLASS_FP8, __func__, 1, absmax_bytes(N, columns));
+static inline void linear_copy_weight(const Linear *w) { record_rows(CLASS_FP8, __func__, 3, copy_traffic(w)); }
+static inline void expert_linear_copy_weights(const ExpertLinear *w) {
+    record_rows(CLASS_FP8, __func__, 3, (size_t)w->count * copy_traffic(&w->first));
+}
+static inline void absmax_update(Activation x, int N, int columns, int ld) {
+    if (x.max) record_rows(CLASS_FP8, __func__, 1, absmax_bytes(N, columns));
 }
 
 // ---- attention
@@ -243,8 +244,8 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
     record_rows(CLASS_COMBINE, __func__, 2, sink_backward_bytes((size_t)B * T, NH, D));
 }
 static inline size_t combined_heads(int NH, HeadGroups g) { return (size_t)(NH + NH * g.noise / g.signals); }
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        HeadGroups groups, Factor factor, absmax_t *max) {
+static inline void diff_combine_forward(Activation o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        HeadGroups groups, Factor factor) {
     record_rows(CLASS_COMBINE, __func__, 1, diff_combine_forward_bytes(N, combined_heads(NH, groups), NH, D));
 }
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
@@ -254,17 +255,16 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
 // As the CUDA twin: pairs together, or attention of all heads and diff_combine.
 static inline bool record_pairs(AttentionShape s) { return predicted_pairs(recorded.device, recorded.options, s); }
 static inline int diff_attention_kept(AttentionShape s) { return record_pairs(s) ? s.NQ / attention_maps(s) : s.NQ; }
-static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
-                                          absmax_t *max) {
+static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, false);
     if (record_pairs(s)) {
         record_attention(__func__, s, by, false);
-        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+        absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
         return;
     }
     record_attention("attention_forward", attention_of_heads(s), by, false);
-    diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
+    diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor);
 }
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
@@ -297,8 +297,8 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
                                        size_t count) {
     record_rows(CLASS_COMBINE, __func__, 2, layer_lambda_bytes(count));
 }
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width, absmax_t *max) {
+static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
     record_rows(CLASS_COMBINE, __func__, 1, gate_forward_bytes(N, heads, D, width));
 }
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
@@ -312,16 +312,16 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
 static inline size_t rmsnorm_workspace_bytes(int C) { return 0; }
 static inline size_t head_norm_workspace_bytes(int D) { return 0; }
 static inline size_t embedding_workspace_bytes(int N) { return 0; }
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
-                                   absmax_t *max) {
+static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps) {
     record_rows(CLASS_NORMS, __func__, 1, rmsnorm_forward_bytes(N, C));
 }
-static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C, bool add, absmax_t *max) {
+static inline void rmsnorm_backward(Activation dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     record_rows(CLASS_NORMS, __func__, 2, rmsnorm_backward_bytes(N, C));
 }
-static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps, absmax_t *max) {
+static inline void residual_rmsnorm_forward(floatX *sum, Activation y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps) {
     record_rows(CLASS_NORMS, __func__, 1, residual_rmsnorm_forward_bytes(N, C));
 }
 static inline void head_norm_forward(floatX *x, floatX *kept, const floatX *weight, int N, int heads, int D, int ld,
@@ -346,11 +346,10 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
     int distinct = (int)(V * (1 - exp(-(double)N / V))); // expected among N tokens, all equally likely
     record_rows(CLASS_EMBEDDING, __func__, 13, embedding_backward_bytes(N, C, distinct));
 }
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
+static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
     record_rows(CLASS_SWIGLU, __func__, 1, swiglu_forward_bytes(N, F));
 }
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
-                                   absmax_t *max) {
+static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
     record_rows(CLASS_SWIGLU, __func__, 1, swiglu_backward_bytes(N, F));
 }
 static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
@@ -405,30 +404,31 @@ static inline void expert_gather(floatX *y, const floatX *x, const int *entries,
 static inline void expert_combine(floatX *y, const floatX *x, const int *places, Routing r, bool add) {
     record_rows(CLASS_EXPERT_ROWS, __func__, 1, expert_combine_bytes(r, add));
 }
-static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
-                                         int R, int F, absmax_t *max) {
+static inline void expert_swiglu_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
+                                         int R, int F) {
     record_rows(CLASS_SWIGLU, __func__, 1, expert_swiglu_forward_bytes(R, F));
 }
-static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
-                                          const real *weights, const int *entries, int R, int F, absmax_t *max) {
+static inline void expert_swiglu_backward(Activation dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
+                                          const real *weights, const int *entries, int R, int F) {
     record_rows(CLASS_SWIGLU, __func__, 1, expert_swiglu_backward_bytes(R, F));
 }
-static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {
+static inline void expert_linear_forward(floatX *y, Activation x, const ExpertLinear *w, const int *starts, int N,
+                                         int R) {
     const Prediction *p = recorded.p;
-    int IC = w.first.IC, OC = w.first.OC;
-    Routing r = {N, p->plan->config.C, w.count, R / N};
-    bool fp8 = w.first.copy != NULL;
+    int IC = w->first.IC, OC = w->first.OC;
+    Routing r = {N, p->plan->config.C, w->count, R / N};
+    bool fp8 = w->first.copy != NULL;
     double rounding = fp8 ? (double)fp8_quantize_bytes(R, IC, 1) : 0,
            bytes = expert_linear_forward_bytes(r, IC, OC, fp8 ? 1 : sizeof(floatX));
     record(CLASS_EXPERT_GEMMS, __func__, fp8 ? 2 : 1, matmul_forward_flops(R, IC, OC), rounding + bytes,
            memory_ms(p, rounding) + expert_product_ms(p, expert_row_tiles(r) * expert_tiles(OC), IC, bytes, fp8));
 }
-static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                          ExpertLinear w, const int *starts, int N, int R, bool add) {
+static inline void expert_linear_backward(floatX *dx, Activation dy, Activation x, const ExpertLinear *w,
+                                          const int *starts, int N, int R, bool add) {
     const Prediction *p = recorded.p;
-    int IC = w.first.IC, OC = w.first.OC;
-    Routing r = {N, p->plan->config.C, w.count, R / N};
-    bool fp8 = w.first.copy != NULL;
+    int IC = w->first.IC, OC = w->first.OC;
+    Routing r = {N, p->plan->config.C, w->count, R / N};
+    bool fp8 = w->first.copy != NULL;
     size_t size = fp8 ? 1 : sizeof(floatX);
     double rounding = fp8 ? (double)(fp8_quantize_bytes(R, IC, 1) + fp8_quantize_bytes(R, OC, 2)) : 0;
     double to_x = expert_linear_forward_bytes(r, OC, IC, size),

@@ -11,9 +11,9 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
   source    the experts are the MLP of swiglu.h
 */
 #pragma once
-#include "linear.h"
-#include "ops.h"
-#include "vecmath.h"
+#include "../ops/linear.h"
+#include "../ops/ops.h"
+#include "../ops/vecmath.h"
 
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {
     int R = r.N * r.K;
@@ -47,24 +47,24 @@ static inline void expert_combine(floatX *y, const floatX *x, const int *places,
     }
 }
 
-static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
-                                         int R, int F, absmax_t *max) {
+static inline void expert_swiglu_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
+                                         int R, int F) {
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < R; p++) {
         const floatX *g = gate_up + 2 * (size_t)p * F, *u = g + F;
-        floatX *to = y + (size_t)p * F;
+        floatX *to = y.data + (size_t)p * F;
         real w = weights[entries[p]];
         for (int i = 0; i < F; i++) to[i] = w * (g[i] * real_sigmoid(g[i]) * u[i]);
     }
-    if (max) absmax_update(max, y, R, F, F);
+    absmax_update(y, R, F, F);
 }
 
-static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
-                                          const real *weights, const int *entries, int R, int F, absmax_t *max) {
+static inline void expert_swiglu_backward(Activation dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
+                                          const real *weights, const int *entries, int R, int F) {
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < R; p++) {
         const floatX *g = gate_up + 2 * (size_t)p * F, *u = g + F, *d = dy + (size_t)p * F;
-        floatX *dg = dgate_up + 2 * (size_t)p * F, *du = dg + F;
+        floatX *dg = dgate_up.data + 2 * (size_t)p * F, *du = dg + F;
         real w = weights[entries[p]], sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < F; i++) {
@@ -75,13 +75,14 @@ static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, cons
         }
         dweights[entries[p]] = sum;
     }
-    if (max) absmax_update(max, dgate_up, R, 2 * F, 2 * F);
+    absmax_update(dgate_up, R, 2 * F, 2 * F);
 }
 
-static inline Linear expert_linear_of(ExpertLinear w, int e) {
-    Linear one = w.first;
-    one.weight += (size_t)e * w.stride;
-    if (one.copy) one.copy = (char *)one.copy + (size_t)e * w.copy_stride;
+static inline Linear expert_linear_of(const ExpertLinear *w, int e) {
+    Linear one = w->first;
+    one.weight += (size_t)e * w->stride;
+    if (one.dweight) one.dweight += (size_t)e * w->stride;
+    if (one.copy) one.copy = (char *)one.copy + (size_t)e * w->copy_stride;
     return one;
 }
 
@@ -90,28 +91,34 @@ static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, 
     (void)R, (void)E;
     return linear_workspace_bytes(N, IC, OC);
 }
-static inline void expert_linear_copy_weights(ExpertLinear w) {
-    for (int e = 0; e < w.count; e++) linear_copy_weight(expert_linear_of(w, e));
-}
-
-static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {
-    (void)N, (void)R;
-    for (int e = 0; e < w.count; e++) {
-        int rows = starts[e + 1] - starts[e];
-        size_t at = (size_t)starts[e];
-        if (rows) linear_forward(y + at * w.first.OC, x + at * w.first.IC, expert_linear_of(w, e), rows);
+static inline void expert_linear_copy_weights(const ExpertLinear *w) {
+    for (int e = 0; e < w->count; e++) {
+        Linear one = expert_linear_of(w, e);
+        linear_copy_weight(&one);
     }
 }
 
-static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                          ExpertLinear w, const int *starts, int N, int R, bool add) {
-    int IC = w.first.IC, OC = w.first.OC;
+static inline void expert_linear_forward(floatX *y, Activation x, const ExpertLinear *w, const int *starts, int N,
+                                         int R) {
     (void)N, (void)R;
-    for (int e = 0; e < w.count; e++) {
-        int rows = starts[e + 1] - starts[e];
+    for (int e = 0; e < w->count; e++) {
+        Linear one = expert_linear_of(w, e);
         size_t at = (size_t)starts[e];
-        grad_t *to = dweight + (size_t)e * w.stride;
-        if (rows) linear_backward(dx + at * IC, to, dy + at * OC, x + at * IC, expert_linear_of(w, e), rows, add);
-        else if (!add) memset(to, 0, (size_t)OC * IC * sizeof(grad_t));
+        int rows = starts[e + 1] - starts[e];
+        if (rows) linear_forward(y + at * one.OC, activation(x.data + at * one.IC, x.max), &one, rows);
+    }
+}
+
+static inline void expert_linear_backward(floatX *dx, Activation dy, Activation x, const ExpertLinear *w,
+                                          const int *starts, int N, int R, bool add) {
+    (void)N, (void)R;
+    for (int e = 0; e < w->count; e++) {
+        Linear one = expert_linear_of(w, e);
+        size_t at = (size_t)starts[e];
+        int rows = starts[e + 1] - starts[e];
+        if (rows)
+            linear_backward(dx + at * one.IC, activation(dy.data + at * one.OC, dy.max),
+                            activation(x.data + at * one.IC, x.max), &one, rows, add);
+        else if (!add) memset(one.dweight, 0, (size_t)one.OC * one.IC * sizeof(grad_t));
     }
 }

@@ -9,10 +9,10 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 */
 #pragma once
 #include "../cuda/counting_sort.cuh"
-#include "cache.cuh"
+#include "../ops/cache.cuh"
+#include "../ops/linear.cuh"
+#include "../ops/ops.h"
 #include "expert_gemm.cuh"
-#include "linear.cuh"
-#include "ops.h"
 
 // One warp per block. place false: counts (E, blocks) = number of the warp's choices of each expert. place true: counts
 // are places.
@@ -93,13 +93,13 @@ static __global__ void expert_swiglu_forward_kernel(floatX *y, const floatX *gat
     }
     max.finish();
 }
-static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
-                                         int R, int F, absmax_t *max) {
+static inline void expert_swiglu_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
+                                         int R, int F) {
     OPERATION();
-    launch_with_max(max, [&](auto of_y) {
+    launch_with_max(y.max, [&](auto of_y) {
         typedef decltype(of_y) Max;
         LAUNCH_COLUMNS_EITHER((expert_swiglu_forward_kernel<PACK, Max>), (expert_swiglu_forward_kernel<1, Max>),
-                              packed(F, y, gate_up), R, F, y, gate_up, weights, entries, F, of_y);
+                              packed(F, y.data, gate_up), R, F, y.data, gate_up, weights, entries, F, of_y);
     });
 }
 
@@ -133,17 +133,17 @@ static __global__ void expert_swiglu_backward_kernel(floatX *dgate_up, float *dw
     if (threadIdx.x == 0) dweights[entries[p]] = sum;
     max.finish();
 }
-static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
-                                          const real *weights, const int *entries, int R, int F, absmax_t *max) {
+static inline void expert_swiglu_backward(Activation dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
+                                          const real *weights, const int *entries, int R, int F) {
     OPERATION();
-    launch_with_max(max, [&](auto of_d) {
+    launch_with_max(dgate_up.max, [&](auto of_d) {
         typedef decltype(of_d) Max;
-        if (packed(F, dgate_up, dy, gate_up))
-            LAUNCH((expert_swiglu_backward_kernel<PACK, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up, dweights, dy,
+        if (packed(F, dgate_up.data, dy, gate_up))
+            LAUNCH((expert_swiglu_backward_kernel<PACK, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up.data, dweights, dy,
                    gate_up, weights, entries, F, of_d);
         else
-            LAUNCH((expert_swiglu_backward_kernel<1, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up, dweights, dy, gate_up,
-                   weights, entries, F, of_d);
+            LAUNCH((expert_swiglu_backward_kernel<1, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up.data, dweights, dy,
+                   gate_up, weights, entries, F, of_d);
     });
 }
 
@@ -177,15 +177,15 @@ static inline void expert_quantize_as(Fp8Codes to, const floatX *x, const int *s
     LAUNCH((packed(columns, x) ? wide : narrow), grid, FP8_THREADS, 0, to, x, starts, E, R, columns, max, largest);
 }
 // Takes the memory of the codes, which begins with their scale, from `memory`.
-static inline Fp8Codes expert_quantize(char **memory, bool codes, bool transposed, const floatX *x, const int *starts,
-                                       int E, int R, int columns, const absmax_t *max, Fp8Format f) {
+static inline Fp8Codes expert_quantize(char **memory, bool codes, bool transposed, Activation x, const int *starts,
+                                       int E, int R, int columns, Fp8Format f) {
     uint8_t *at = (uint8_t *)*memory + FP8_HEADER;
     Fp8Codes to = {codes ? at : NULL, transposed ? at + (codes ? fp8_codes_bytes(R, columns) : 0) : NULL,
                    (float *)(void *)*memory};
     *memory += expert_codes_bytes(R, E, columns, codes, transposed);
     float largest = fp8_formats[f].largest;
-    if (f == FP8_E4M3) expert_quantize_as<__NV_E4M3>(to, x, starts, E, R, columns, max, largest);
-    else expert_quantize_as<__NV_E5M2>(to, x, starts, E, R, columns, max, largest);
+    if (f == FP8_E4M3) expert_quantize_as<__NV_E4M3>(to, x.data, starts, E, R, columns, x.max, largest);
+    else expert_quantize_as<__NV_E5M2>(to, x.data, starts, E, R, columns, x.max, largest);
     return to;
 }
 
@@ -193,10 +193,10 @@ static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, 
     (void)N;
     return linear_in_fp8() ? expert_fp8_workspace_bytes(R, E, IC, OC) : 0;
 }
-static inline void expert_linear_copy_weights(ExpertLinear w) {
+static inline void expert_linear_copy_weights(const ExpertLinear *w) {
     OPERATION();
-    const Fp8Batch all = {w.count, w.stride, w.copy_stride};
-    fp8_copy_weights(w.first.copy, w.first.weight, w.first.IC, w.first.OC, all);
+    const MatrixBatch all = {w->count, w->stride, w->copy_stride};
+    fp8_copy_weights(w->first.copy, w->first.weight, w->first.IC, w->first.OC, all);
 }
 
 static inline GemmOperands expert_operands(const floatX *A, const floatX *B) {
@@ -204,88 +204,90 @@ static inline GemmOperands expert_operands(const floatX *A, const floatX *B) {
     return operands;
 }
 
-static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {
+static inline void expert_linear_forward(floatX *y, Activation x, const ExpertLinear *w, const int *starts, int N,
+                                         int R) {
     OPERATION();
-    const int IC = w.first.IC, OC = w.first.OC, E = w.count;
+    const int IC = w->first.IC, OC = w->first.OC, E = w->count;
     const bool fp32_out = sizeof(floatX) == sizeof(float);
-    if (!w.first.copy) {
+    if (!w->first.copy) {
         ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, IC, IC, IC, OC},
-                              expert_operands(x, w.first.weight),
+                              expert_operands(x.data, w->first.weight),
                               starts,
                               E,
-                              w.stride * sizeof(floatX),
+                              w->stride * sizeof(floatX),
                               true,
                               false};
         expert_gemm(forward, y, R); // y = x weight^T
         return;
     }
     char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
-         *copy = (char *)w.first.copy;
+         *copy = (char *)w->first.copy;
     Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
-             x8 = expert_quantize(&memory, true, false, x, starts, E, R, IC, w.first.x_max, FP8_ACTIVATION);
+             x8 = expert_quantize(&memory, true, false, x, starts, E, R, IC, FP8_ACTIVATION);
     int depth = (int)fp8_padded(IC) / 2;
     ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, depth, depth, depth, OC},
                           linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3),
                           starts,
                           E,
-                          w.copy_stride,
+                          w->copy_stride,
                           true,
                           false};
     expert_gemm(forward, y, R);
 }
 // The two products of the backward without codes.
-static inline void expert_linear_to_input(floatX *dx, const floatX *dy, ExpertLinear w, const int *starts, int R) {
-    const int IC = w.first.IC, OC = w.first.OC;
+static inline void expert_linear_to_input(floatX *dx, const floatX *dy, const ExpertLinear *w, const int *starts,
+                                          int R) {
+    const int IC = w->first.IC, OC = w->first.OC;
     ExpertGemm to_input = {{false, false, false, sizeof(floatX) == sizeof(float), 0, IC, OC, OC, IC, IC},
-                           expert_operands(dy, w.first.weight),
+                           expert_operands(dy, w->first.weight),
                            starts,
-                           w.count,
-                           w.stride * sizeof(floatX),
+                           w->count,
+                           w->stride * sizeof(floatX),
                            true,
                            false};
     expert_gemm(to_input, dx, R); // dx = dy weight
 }
-static inline void expert_linear_to_weight(grad_t *dweight, const floatX *dy, const floatX *x, ExpertLinear w,
-                                           const int *starts, int R, bool add) {
-    const int IC = w.first.IC, OC = w.first.OC;
+static inline void expert_linear_to_weight(const floatX *dy, const floatX *x, const ExpertLinear *w, const int *starts,
+                                           int R, bool add) {
+    const int IC = w->first.IC, OC = w->first.OC;
     ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC},
                             expert_operands(dy, x),
                             starts,
-                            w.count,
-                            w.stride * sizeof(grad_t),
+                            w->count,
+                            w->stride * sizeof(grad_t),
                             false,
                             false};
-    expert_gemm(to_weight, dweight, R); // dweight = dy^T x
+    expert_gemm(to_weight, w->first.dweight, R); // dweight = dy^T x
 }
-static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                          ExpertLinear w, const int *starts, int N, int R, bool add) {
+static inline void expert_linear_backward(floatX *dx, Activation dy, Activation x, const ExpertLinear *w,
+                                          const int *starts, int N, int R, bool add) {
     OPERATION();
-    const int IC = w.first.IC, OC = w.first.OC, E = w.count;
-    if (!w.first.copy) {
-        expert_linear_to_input(dx, dy, w, starts, R);
-        expert_linear_to_weight(dweight, dy, x, w, starts, R, add);
+    const int IC = w->first.IC, OC = w->first.OC, E = w->count;
+    if (!w->first.copy) {
+        expert_linear_to_input(dx, dy.data, w, starts, R);
+        expert_linear_to_weight(dy.data, x.data, w, starts, R, add);
         return;
     }
     char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
-         *copy = (char *)w.first.copy;
+         *copy = (char *)w->first.copy;
     Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
-             x8 = expert_quantize(&memory, false, true, x, starts, E, R, IC, w.first.x_max, FP8_ACTIVATION),
-             dy8 = expert_quantize(&memory, true, true, dy, starts, E, R, OC, w.first.dy_max, FP8_GRADIENT);
+             x8 = expert_quantize(&memory, false, true, x, starts, E, R, IC, FP8_ACTIVATION),
+             dy8 = expert_quantize(&memory, true, true, dy, starts, E, R, OC, FP8_GRADIENT);
     int depth = (int)fp8_padded(OC) / 2, across = (int)expert_code_columns(R, E) / 2;
     ExpertGemm to_input = {{false, true, false, sizeof(floatX) == sizeof(float), 0, IC, depth, depth, depth, IC},
                            linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2),
                            starts,
                            E,
-                           w.copy_stride,
+                           w->copy_stride,
                            true,
                            false};
     ExpertGemm to_weight = {{false, true, add, true, OC, IC, 0, across, across, IC},
                             linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2),
                             starts,
                             E,
-                            w.stride * sizeof(grad_t),
+                            w->stride * sizeof(grad_t),
                             false,
                             false};
     expert_gemm(to_input, dx, R);
-    expert_gemm(to_weight, dweight, R);
+    expert_gemm(to_weight, w->first.dweight, R);
 }

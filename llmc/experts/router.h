@@ -17,9 +17,9 @@ router.h: the router of a mixture of experts.
             bias is on the scale of probabilities, where one rate suits tokens of any logit scale
 */
 #pragma once
-#include "matmul.h"
-#include "ops.h"
-#include "runtime.h"
+#include "../ops/matmul.h"
+#include "../ops/ops.h"
+#include "../ops/runtime.h"
 
 // Whether expert a comes before expert b: by falling score, NaN first, then by number.
 static inline bool router_before(const real *scores, int a, int b) {

@@ -8,8 +8,8 @@ router.cuh: the router of a mixture of experts. Equations in router.h.
 #pragma once
 #include "../cuda/gemm.cuh"
 #include "../cuda/kernel_utils.cuh"
-#include "ops.h"
-#include "runtime.cuh"
+#include "../ops/ops.h"
+#include "../ops/runtime.cuh"
 
 // An expert and what it is selected by; expert -1: none.
 struct RouterChoice {
