@@ -32,6 +32,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
+#include "llmc/run/step_exchange.h"
 #include "llmc/run/stop_agreement.h"
 #include "llmc/run/trial.h"
 #include "llmc/run/unread_data.h"
@@ -659,7 +660,7 @@ typedef struct {
     double start_loss;              // as of divergence_start
     int stop;                       // the signal that one of the ranks got, as of the last agreement; 0: none
     StopAgreement agreement;        // during the measurement
-    double *agreed;                 // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
+    double *agreed;                 // [ranks + 1][step_exchange_count]
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
@@ -682,35 +683,19 @@ static bool stats_due(const Options *o, int64_t step) {
 // ---------------------------------------------------------------------------------------------------
 // A training step
 
-// What all ranks must know of a step: the loss, the norm of the gradients, whether one of them is to stop or could not
-// read its data, whether a checkpoint is due, and the stage of the one that is being written. All ranks compute the
-// same from the same numbers.
+// What all ranks must know of a step.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), pieces = model->plan.sharding.ranks; // those of every group are equal
-    int count = model->plan.sharding.count, width = AGREED_NUMBERS + count;
-    double *own = run->agreed, *all = own + width, loss = 0;
     watch_phase(PHASE_GRADIENTS);
-    own[0] = loss_sum(&model->acts, model->plan.B * model->plan.T);
-    own[1] = stop_signal_read();
-    own[2] = checkpointer_minutes_passed(&run->checkpointer);
-    own[3] = background_progress();
-    own[4] = run->data.train.unread;
-    own_squares(&model->state, own + AGREED_NUMBERS);
-    comm_gather(all, own, (size_t)width * sizeof(double));
-    run->checkpointer.stage = INT_MAX;
-    run->data.train.any_unread = false;
-    for (int q = 0; q < ranks; q++) {
-        const double *theirs = all + q * width;
-        run->checkpointer.stage = min_int(run->checkpointer.stage, (int)theirs[3]);
-        loss += theirs[0];
-        run->stop = max_int(run->stop, (int)theirs[1]);
-        run->data.train.any_unread = run->data.train.any_unread || theirs[4] != 0;
-        for (int b = 0; b < count && q < pieces; b++) model->state.squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
-    }
-    run->checkpointer.due = all[2] != 0;
-    r->loss = loss / (double)run->options.total_batch;
+    StepExchange own = {loss_sum(&model->acts, model->plan.B * model->plan.T), stop_signal_read(),
+                        checkpointer_minutes_passed(&run->checkpointer), background_progress(), run->data.train.unread};
+    StepExchange all = step_exchange(&model->state, own, run->agreed);
+    run->stop = max_int(run->stop, all.signal);
+    run->checkpointer.due = all.due;
+    run->checkpointer.stage = all.stage;
+    run->data.train.any_unread = all.unread;
     router_measure(&model->router, run->options.total_batch);
+    r->loss = all.loss / (double)run->options.total_batch;
     r->routed = model->plan.config.E > 0;
     r->router_aux = model->router.aux;
     r->router_z = model->router.z;
@@ -984,14 +969,13 @@ static void run_alloc(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
     const ModelPlan *plan = &model->plan;
-    size_t agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     int ranks = comm_ranks();
     comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level,
                plan->sharding.ranks); // first: its test takes memory for a while
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
-    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * step_exchange_count(plan), sizeof(double));
     bool stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
     if (stats && is_rank0()) run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
     run->update_squares = (double *)checked_calloc(plan->sharding.groups, sizeof(double));
@@ -1070,34 +1054,6 @@ static void run_close(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // --minutes: a trial before the first step
 
-// Seconds of a validation, from a forward of the last batch. Tasks of --eval-choices count as windows with as many
-// tokens.
-static double run_time_validation(Run *run) {
-    int B = run->model.plan.B, T = run->model.plan.T;
-    double windows = (double)validation_windows(&run->data, &run->options) + choices_windows(&run->data.choices, T);
-    double start = now_seconds();
-    model_losses(&run->model, run->inputs, run->targets, run->starts, B, T);
-    ops_wait();
-    return (now_seconds() - start) * windows / (B * comm_ranks());
-}
-
-// Seconds of a sample, from some of its tokens.
-static double run_time_sample(Run *run) {
-    enum { TOKENS = 8 };
-    int token = 0, T = run->model.plan.T;
-    if (!run_sampling_plan(run)) return 0;
-    params_await(&run->model.state);
-    float *logits = (float *)checked_calloc(run->model.plan.config.V, sizeof(float));
-    double start = now_seconds();
-    model_prefill(&run->sampling_model, 0, &token, 1, logits);
-    for (int i = 1; i < TOKENS; i++) {
-        int first = min_int(i, T - 1);
-        model_decode(&run->sampling_model, &token, &first, 1, logits);
-    }
-    free(logits);
-    return (now_seconds() - start) * SAMPLE_TOKENS / TOKENS;
-}
-
 // Updates until rank 0 has measured enough. Nothing is logged or saved.
 static void run_trial_updates(Run *run, Trial *trial) {
     dataloader_start(&run->data.train, 0);
@@ -1129,10 +1085,14 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     TrialCosts costs = {0, 0, 0, 0};
     start_phase("trial");
     run_trial_updates(run, &trial);
-    costs.validation = run_time_validation(run);
+    EvaluationModel m = evaluation_model(&run->model);
+    double windows = (double)validation_windows(&run->data, o) + choices_windows(&run->data.choices, plan->T);
+    costs.validation = windows * trial_window(&m, run->inputs, run->targets, run->starts);
+    params_await(&run->model.state);
     if (is_rank0()) {
         costs.update = trial_update(&trial);
-        costs.sample = run_time_sample(run);
+        Generator g = model_generator(&run->sampling_model, 0, 0, -1);
+        if (run_sampling_plan(run)) costs.sample = SAMPLE_TOKENS * trial_token(&g);
         if (o->out)
             costs.checkpoint =
                 (double)(plan->params_bytes + plan->master_bytes + plan->moments_bytes) / CHECKPOINT_RATE;

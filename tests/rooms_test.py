@@ -1,6 +1,7 @@
 """rooms.py finds planted violations, and none in this checkout."""
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -107,3 +108,13 @@ def test_headers_of_this_checkout_compile_alone():
 @pytest.mark.slow  # it compiles nine programs
 def test_every_function_of_this_checkout_is_called():
     assert not rooms.dead(ROOT)
+
+
+def test_block_names_its_tensors():
+    """a line of a block names tensors: nothing in it looks them up"""
+    text = (ROOT / "train_diffv2.c").read_text(encoding="utf-8")
+    names = r"(?:block|heads|combined|qk_norm|lambda|subnorm|yoco)_\w+"
+    blocks = dict(re.findall(rf"^static \w+ ({names})\([^;]*?\) {{\n(.*?)^}}", text, re.M | re.S))
+    assert {"block_forward", "block_forward_attention", "block_recompute", "block_backward"} <= set(blocks)
+    lookups = r"(?<![\w>.])(param|grad|linear_of|experts_of|tensor_of|linear_max|input_max|output_max)\("
+    assert {name: re.findall(lookups, body) for name, body in blocks.items()} == {name: [] for name in blocks}

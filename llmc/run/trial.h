@@ -9,10 +9,15 @@ trial.h: --minutes M: the number of updates that take M minutes on this machine,
 
   bool    trial_add(t, seconds)     records the next update; returns whether the trial ends with it
   double  trial_update(t)           seconds of an update
+  double  trial_window(m, inputs, targets, starts)   of a window of a validation on all ranks; of --eval-choices as many
+                                    windows as its tasks fill
+  double  trial_token(generator)    of a token of a sample
   int64_t trial_steps(o, costs)     --steps
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
+#include "../evaluate/evaluation_model.h"
+#include "../evaluate/generation.h"
 #include "../options/options_table.h"
 
 // The shortest trial in seconds; the longest is twice as long. Tests make it short (tests/small_sizes.h).
@@ -51,6 +56,30 @@ static inline double trial_update(Trial *t) {
     assert(n > 0);
     qsort(t->seconds, n, sizeof(double), compare_seconds);
     return (t->seconds[(n - 1) / 2] + t->seconds[n / 2]) / 2;
+}
+
+// From a forward of a batch.
+static inline double trial_window(const EvaluationModel *m, const int *inputs, const int *targets, const int *starts) {
+    int B = m->plan->B, T = m->plan->T;
+    double start = now_seconds();
+    m->losses(m->model, inputs, targets, starts, B, T);
+    ops_wait();
+    return (now_seconds() - start) / (B * comm_ranks());
+}
+
+// From a few of them.
+static inline double trial_token(const Generator *g) {
+    enum { TOKENS = 8 };
+    int token = 0;
+    float *logits = (float *)checked_calloc(g->V, sizeof(float));
+    double start = now_seconds();
+    g->prefill(g->model, 0, &token, 1, logits);
+    for (int i = 1; i < TOKENS; i++) {
+        int first = min_int(i, g->T - 1);
+        g->decode(g->model, &token, &first, 1, logits);
+    }
+    free(logits);
+    return (now_seconds() - start) / TOKENS;
 }
 
 // M minutes = two validations, a checkpoint, those of --checkpoint-minutes, and N times the share of all others.

@@ -1,0 +1,41 @@
+/*
+step_exchange.h: what all ranks must know of a step, from one exchange: all compute the same from the same numbers.
+
+  step_exchange_count(plan)             numbers of one rank; there is room for those of all ranks and one more
+  step_exchange(state, own, gathered)   also sets state->squares. Called by all ranks
+*/
+#pragma once
+#include "../comm/comm.h"
+#include "../model/state.h"
+
+typedef struct {
+    double loss; // summed over rows
+    int signal;  // that a rank got; 0: none
+    bool due;    // a checkpoint, by the clock of rank 0
+    int stage;   // of the checkpoint that is being written: the lowest
+    bool unread; // a rank could not read its data
+} StepExchange;
+
+static inline size_t step_exchange_count(const ModelPlan *plan) {
+    return (size_t)(AGREED_NUMBERS + plan->sharding.count);
+}
+
+static inline StepExchange step_exchange(ModelState *s, StepExchange own, double *gathered) {
+    int pieces = s->plan->sharding.ranks, count = s->plan->sharding.count; // the pieces of every group are equal
+    size_t width = step_exchange_count(s->plan);
+    double *all = gathered + width;
+    gathered[0] = own.loss, gathered[1] = own.signal, gathered[2] = own.due, gathered[3] = own.stage;
+    gathered[4] = own.unread;
+    own_squares(s, gathered + AGREED_NUMBERS);
+    comm_gather(all, gathered, width * sizeof(double));
+    StepExchange agreed = {0, 0, all[2] != 0, INT_MAX, false};
+    for (int q = 0; q < comm_ranks(); q++) {
+        const double *theirs = all + q * width;
+        agreed.loss += theirs[0];
+        agreed.signal = max_int(agreed.signal, (int)theirs[1]);
+        agreed.stage = min_int(agreed.stage, (int)theirs[3]);
+        agreed.unread = agreed.unread || theirs[4] != 0;
+        for (int b = 0; b < count && q < pieces; b++) s->squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
+    }
+    return agreed;
+}
