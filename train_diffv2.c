@@ -1206,17 +1206,18 @@ static int end_of_output(int status) {
 int main(int argc, char **argv) {
     program_begin();
     start_phase("rendezvous");
-    if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
+    static Run run; // too large for the stack
+    options_read(&run.options, argc, argv);
+    if (options_answer(&run.options, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_reexecute(argv); // once, with the variables that libraries read before main
     environment_refuse();
     stop_signals_block();
-    static Run run; // too large for the stack
     Resume resume;
-    CommStart start = options_comm_start(argc, argv);
+    CommStart start = options_comm_start(&run.options);
     comm_open(&start);
     start_phase("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
-    ModelConfig config = start_configure(&run.options, &resume, argc, argv);
+    ModelConfig config = start_configure(&run.options, &resume);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
     int status = run_mode(&run, &resume, argc, argv);

@@ -15,7 +15,8 @@ static void test_host_waits(void) {
          *argv[32];
     int argc = test_words(argv, 32, arguments), tokens[B * T + 1];
     Options o;
-    options_parse(&o, argc, argv);
+    options_read(&o, argc, argv);
+    options_check(&o);
     options_finish(&o, 1);
     ModelConfig config = options_model(&o);
     Model m;
@@ -56,7 +57,8 @@ static void test_logit_pieces(void) {
     for (int p = FOR_TRAINING; p <= FOR_GENERATION; p++) {
         Options o;
         char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
-        options_parse(&o, 3, argv);
+        options_read(&o, 3, argv);
+        options_check(&o);
         options_finish(&o, 1);
         ModelConfig config = options_model(&o);
         Model m;

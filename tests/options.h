@@ -123,7 +123,8 @@ static void parse_text(Options *o, const char *fmt, ...) {
     va_start(args, fmt);
     int count = test_words(words, 32, test_text("train_diffv2 %s", test_text_of(fmt, args)));
     va_end(args);
-    options_parse(o, count, words);
+    options_read(o, count, words);
+    options_check(o);
 }
 
 static void test_presets(void) {
@@ -319,7 +320,8 @@ static void test_json_round_trip(void) {
                                         "--preset=small",
                                         "--beta2=0.1"};
     Options saved, adopted;
-    options_parse(&saved, (int)(sizeof(words) / sizeof(words[0])), (char **)words);
+    options_read(&saved, (int)(sizeof(words) / sizeof(words[0])), (char **)words);
+    options_check(&saved);
     options_finish(&saved, 1);
     cJSON *all = options_to_json(&saved), *state = options_state_to_json(&saved);
     int index = 0;

@@ -328,7 +328,8 @@ static InnerRun *inner_open(const TestDirectory *d, const char *fmt, ...) {
     InnerRun *inner = (InnerRun *)checked_calloc(1, sizeof(InnerRun));
     inner->threads = omp_get_max_threads();
     Resume resume;
-    ModelConfig config = start_configure(&inner->run.options, &resume, count, words);
+    options_read(&inner->run.options, count, words);
+    ModelConfig config = start_configure(&inner->run.options, &resume);
     run_open(&inner->run, &config, &resume);
     dataloader_start(&inner->run.data.train, 0);
     return inner;

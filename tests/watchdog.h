@@ -372,7 +372,7 @@ static void test_start_options(void) {
         const char *arguments[5];
         double seconds;
         const char *directory;
-    } cases[] = {{{"t", "--no-deterministic", "--out", NULL, NULL}, 60, NULL},
+    } cases[] = {{{"t", "--out", "--no-deterministic", NULL, NULL}, 60, NULL},
                  {{"t", NULL, NULL, NULL, NULL}, 60, NULL},
                  {{"t", "--start-timeout", "2.5", NULL, NULL}, 2.5, NULL},
                  {{"t", "--start-timeout=7", NULL, NULL, NULL}, 7, NULL},
@@ -389,12 +389,15 @@ static void test_start_options(void) {
         char *argv[6] = {NULL, NULL, NULL, NULL, NULL, NULL};
         int argc = 0;
         for (; argc < 5 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
-        CommStart start = options_comm_start(argc, argv);
+        Options o;
+        options_read(&o, argc, argv);
+        CommStart start = options_comm_start(&o);
         const char *directory = cases[i].directory;
         EXPECT(start.nvls == (i == 0), "case %zu: nvls is %d", i, start.nvls);
         EXPECT(start.timeout == cases[i].seconds, "case %zu: %g s", i, start.timeout);
         EXPECT(directory ? start.directory && strcmp(start.directory, directory) == 0 : !start.directory,
                "case %zu: directory %s", i, start.directory ? start.directory : "(none)");
+        options_free(&o);
     }
     CommStart start = {60, NULL, false};
     EXPECT(launch_limit(&start, 2) < 61 && launch_limit(&start, 1000) >= 120, "1000 ranks have as long as 2");
@@ -411,5 +414,5 @@ static const Test watchdog_tests[] = {
     {"a file system that does not answer does not stop the end of the run", test_files_stall, 2},
     {"every field of a state is checked", test_state_fields},
     {"incomplete states are not used, and states cannot control the terminal", test_state_file},
-    {"--start-timeout and the directory are parsed before other options", test_start_options},
+    {"--start-timeout, the directory and --no-deterministic decide how ranks connect", test_start_options},
 };

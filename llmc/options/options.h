@@ -9,8 +9,9 @@ options.h: parses and prints the command line. The options are in options_table.
 All errors are reported, one line each on stderr, before exit status 2. These include options specified more than once,
 and combinations that can be checked without reading a checkpoint.
 
-Call order: options_parse; with --resume options_adopt_json (options_json.h); with --resume or --init
-options_adopt_model; options_finish; options_model (options_model.h).
+Call order: options_read; options_answer; comm_open with options_comm_start; options_check; with --resume
+options_adopt_json (options_json.h); with --resume or --init options_adopt_model; options_finish; options_model
+(options_model.h).
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
@@ -189,12 +190,13 @@ static inline int option_nearest(const char *name, size_t length) {
 }
 
 typedef struct {
-    int count, unknown;          // of problems, and of unknown options among them
-    bool removed[REMOVED_COUNT]; // reported
-} ParseProblems;
+    FILE *lines;                 // writes Options.errors
+    bool removed[REMOVED_COUNT]; // has a line
+} ParseErrors;
 
-// Reports an option that does not exist. Returns the number of arguments it takes, including what looks like its value.
-static inline int option_unknown(ParseProblems *problems, int count, char **arguments) {
+// Adds an option that does not exist to the errors. Returns the number of arguments it takes, including what looks like
+// its value.
+static inline int option_unknown(Options *o, ParseErrors *errors, int count, char **arguments) {
     OptionText shown, suggestion;
     const char *name = arguments[0] + strspn(arguments[0], "-");
     bool no = strncmp(name, "no-", 3) == 0, joined = strchr(name, '=') != NULL;
@@ -202,12 +204,12 @@ static inline int option_unknown(ParseProblems *problems, int count, char **argu
     size_t length = strcspn(name, "=");
     int taken = !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
     const Removed *row = removed_option(name, length);
-    problems->count++;
-    problems->unknown++;
+    o->unknown = true;
     if (row) {
-        if (!problems->removed[row - removed])
-            warn("--%s was removed: %s; the last revision with it is %s", row->name, row->instead, row->revision);
-        problems->removed[row - removed] = true;
+        if (!errors->removed[row - removed])
+            fprintf(errors->lines, "--%s was removed: %s; the last revision with it is %s\n", row->name, row->instead,
+                    row->revision);
+        errors->removed[row - removed] = true;
         return taken;
     }
     int nearest = option_nearest(name, length);
@@ -217,17 +219,17 @@ static inline int option_unknown(ParseProblems *problems, int count, char **argu
         snprintf(suggestion, sizeof(suggestion), "did you mean --%s%s? ", no ? "no-" : "", option_rows[nearest].name);
     option_shown(shown, arguments[0]);
     if (joined) shown[min_size(strcspn(shown, "="), 100)] = 0;
-    warn("unknown option %s: %s--help lists all", shown, suggestion);
+    fprintf(errors->lines, "unknown option %s: %s--help lists all\n", shown, suggestion);
     return taken;
 }
 
 // Parses the option at arguments[0]. Returns the number of arguments it takes.
-static inline int option_parse(Options *o, ParseProblems *problems, int count, char **arguments) {
+static inline int option_parse(Options *o, ParseErrors *errors, int count, char **arguments) {
     OptionText shown, accepts;
     const char *argument = strcmp(arguments[0], "-h") == 0 ? "--help" : arguments[0];
     if (argument[0] != '-' || !argument[1] || isdigit((unsigned char)argument[1])) {
-        REFUSE(problems->count, "unexpected argument '%s': every setting is an option, --NAME VALUE",
-               option_shown(shown, argument));
+        fprintf(errors->lines, "unexpected argument '%s': every setting is an option, --NAME VALUE\n",
+                option_shown(shown, argument));
         return 1;
     }
     const char *name = argument[1] == '-' ? argument + 2 : "";
@@ -240,90 +242,80 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
         if (r >= 0 && option_rows[r].kind != OPTION_BOOL) r = -1;
         on = false;
     }
-    if (r < 0) return option_unknown(problems, count, arguments);
+    if (r < 0) return option_unknown(o, errors, count, arguments);
     const OptionRow *row = &option_rows[r];
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
     const Removed *gone = NULL;
     int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
     if (o->given[r]) {
-        REFUSE(problems->count, "--%s is specified more than once", row->name);
+        fprintf(errors->lines, "--%s is specified more than once\n", row->name);
         return taken;
     }
     o->given[r] = true;
     if (flag && value)
-        REFUSE(problems->count, "--%s takes no value, not '%s'%s%s", row->name, option_shown(shown, value),
-               row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
+        fprintf(errors->lines, "--%s takes no value, not '%s'%s%s\n", row->name, option_shown(shown, value),
+                row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value)
-        REFUSE(problems->count, "--%s requires a value: %s", row->name, option_accepts(accepts, row));
+        fprintf(errors->lines, "--%s requires a value: %s\n", row->name, option_accepts(accepts, row));
     else if (value && (gone = removed_value(row->name, value)) != NULL)
-        REFUSE(problems->count, "--%s %s was removed: %s; the last revision with it is %s", gone->name, gone->value,
-               gone->instead, gone->revision);
+        fprintf(errors->lines, "--%s %s was removed: %s; the last revision with it is %s\n", gone->name, gone->value,
+                gone->instead, gone->revision);
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
         errno = 0;
         bool beyond = row->kind == OPTION_REAL && (strtod(value, NULL), errno) == ERANGE;
         option_accepts(accepts, row);
         const char *begin = !nearest ? "it must be " : strlen(accepts) < 80 ? "? It must be " : "? --help lists all";
-        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s%s%s", row->name, option_shown(shown, value),
-               nearest ? "did you mean " : "", nearest ? nearest : "", begin,
-               nearest && strlen(accepts) >= 80 ? "" : accepts,
-               beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
+        fprintf(errors->lines, "--%s '%s' is not accepted: %s%s%s%s%s\n", row->name, option_shown(shown, value),
+                nearest ? "did you mean " : "", nearest ? nearest : "", begin,
+                nearest && strlen(accepts) >= 80 ? "" : accepts,
+                beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
     } else return taken;
     o->refused[r] = true;
     return taken;
 }
 
-// How the ranks connect: --start-timeout or its default, --rendezvous or --out, and whether --no-deterministic is
-// given. Ranks connect before options are parsed, so that only one rank reports errors in them.
-static inline CommStart options_comm_start(int argc, char **argv) {
-    static const char *const names[] = {"--start-timeout", "--out", "--rendezvous"}; // the last one counts
-    Options o;
-    CommStart start;
-    memset(&start, 0, sizeof(start));
-    options_defaults(&o);
-    for (int n = 0; n < 3; n++)
-        for (int i = 1; i < argc; i++) {
-            size_t length = strlen(names[n]);
-            if (strncmp(argv[i], names[n], length) != 0) continue;
-            char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
-            if (!value || !*value) continue;
-            if (n > 0) start.directory = value;
-            else option_set(&o, option_row(names[n] + 2), value); // options_parse reports what this does not accept
-        }
-    for (int i = 1; i < argc; i++) start.nvls = start.nvls || strcmp(argv[i], "--no-deterministic") == 0;
-    start.timeout = o.start_timeout;
-    options_free(&o);
-    return start;
+// Reads the command line, once: sets the values and collects the errors, which options_check reports.
+static inline void options_read(Options *o, int argc, char **argv) {
+    ParseErrors errors = {NULL, {false}};
+    size_t size = 0;
+    options_defaults(o);
+    errors.lines = open_memstream(&o->errors, &size);
+    CHECK(errors.lines, "out of memory for the errors of the command line");
+    for (int i = 1; i < argc;) i += option_parse(o, &errors, argc - i, argv + i);
+    CHECK(fclose(errors.lines) == 0, "out of memory for the errors of the command line");
+    if (o->minutes > 0 && !options_given(o, "steps")) o->steps = CHECKPOINT_STEP_LIMIT; // until the trial
 }
 
 // --help and --version: handled before errors are reported and before other processes or devices are accessed. Returns
 // whether one of them is given. prints: this process prints the text.
-static inline bool options_answer(int argc, char **argv, bool prints) {
-    for (int i = 1; i < argc; i++) {
-        bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
-        if (!help && strcmp(argv[i], "--version") != 0) continue;
-        if (prints && help) options_print_help(stdout);
-        else if (prints) printf("train_diffv2 %s, revision %s\n", program_version, source_revision());
-        return true;
-    }
-    return false;
+static inline bool options_answer(const Options *o, bool prints) {
+    bool help = o->has[option_row("help")], version = o->has[option_row("version")];
+    if (prints && help) options_print_help(stdout);
+    else if (prints && version) printf("train_diffv2 %s, revision %s\n", program_version, source_revision());
+    return help || version;
 }
 
-// Sets all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
-static inline void options_parse(Options *o, int argc, char **argv) {
-    ParseProblems problems = {0, 0, {false}};
-    options_defaults(o);
-    for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
-    if (o->minutes > 0 && !options_given(o, "steps")) o->steps = CHECKPOINT_STEP_LIMIT; // until the trial
-    problems.count += options_exclusions(o);
+// How the ranks connect. A refused value is ignored: they connect before errors are reported, so that only one rank
+// reports them.
+static inline CommStart options_comm_start(const Options *o) {
+    return (CommStart){o->start_timeout, o->rendezvous ? o->rendezvous : o->out, !o->deterministic};
+}
+
+// Checks all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
+static inline void options_check(const Options *o) {
+    int problems = 0;
+    for (const char *line = o->errors, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
+        REFUSE(problems, "%.*s", (int)(end - line), line);
+    problems += options_exclusions(o);
     // an unknown option may be a misspelt required one
-    if (!problems.unknown) problems.count += options_missing(o, false);
+    if (!o->unknown) problems += options_missing(o, false);
     if (!o->resume && !o->init) {
         Options trial = *o; // the caller's are completed after a checkpoint has been read
         int ranks = options_ranks(o);
         options_derive(&trial, ranks);
-        problems.count += options_number_problems(&trial, ranks);
+        problems += options_number_problems(&trial, ranks);
     }
-    if (problems.count) program_exit(EXIT_USAGE);
+    if (problems) program_exit(EXIT_USAGE);
 }

@@ -72,6 +72,8 @@ typedef struct {
     const char *device, *dry_run_out; // for --dry-run
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
+    char *errors; // of the command line, each ends with a newline; options_check reports them
+    bool unknown; // an unknown option is among them
 } Options;
 
 typedef enum {
@@ -465,7 +467,7 @@ static inline bool option_set(Options *o, int r, const char *text) {
     bool digits = *text && strspn(text, "0123456789") == strlen(text);
     errno = 0;
     switch (row->kind) {
-    case OPTION_ACTION: return false; // has no value
+    case OPTION_ACTION: break; // has no value
     case OPTION_BOOL:
         if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0) return false;
         *(bool *)field = text[0] == 'y';
@@ -590,5 +592,6 @@ static inline void options_defaults(Options *o) {
 static inline void options_free(Options *o) {
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
         if (option_rows[r].kind == OPTION_TEXT) free(*(char **)((char *)o + option_rows[r].field));
+    free(o->errors);
     memset(o, 0, sizeof(*o));
 }

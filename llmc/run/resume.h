@@ -2,7 +2,7 @@
 resume.h: how a start begins: what --resume finds in --out, the options and the model that follow, and the log that the
 start opens.
 
-  ModelConfig start_configure(options, resume, argc, argv)   the options and the model
+  ModelConfig start_configure(options, resume)               the options and the model
   void        start_open_log(log, options, resume, step, measures, description)   a new log, or the one that --resume
                                                                      continues; measures: as log_resume
 */
@@ -198,8 +198,8 @@ static inline void init_sparse(const Options *o, ModelConfig *config) {
     if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
 }
 
-static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
-    options_parse(o, argc, argv);
+static inline ModelConfig start_configure(Options *o, Resume *resume) {
+    options_check(o);
     if (options_mode(o) == MODE_TRAIN) stop_signals_end("signal: ended before the first step; nothing is lost");
     if (options_mode(o) == MODE_EVAL) stop_signals_end("signal: ended before everything was measured");
     watch_timeout(o->timeout);

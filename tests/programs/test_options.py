@@ -45,6 +45,7 @@ def test_help(corpus, tmp_path):
     """the help lists every option, in 100 columns, and is what the program prints"""
     result = run_trainer("--help").done()
     assert all(run_trainer(arguments) == result for arguments in ("-h", "--lr x --help"))
+    assert "Usage" not in run_trainer("--dry-run --sample-every 1 --prompt -h").done().out
     assert result.err == "" and max(len(line) for line in result.out.splitlines()) <= 100
     train(corpus, tmp_path / "run", "--steps 2").done()
     options = read_json(tmp_path / "run/run.json")["options"]

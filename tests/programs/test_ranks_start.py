@@ -15,16 +15,18 @@ from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ran
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("--help", "Usage: "), ("--version", "train_diffv2 0.")], ids=["--help", "--version"]
+    ("options", "text"),
+    [("--lr x --bogus --help", "Usage: "), ("--version", "train_diffv2 0.")],
+    ids=["--help", "--version"],
 )
 @pytest.mark.parametrize("name", ["faulty_diffv2", "single_diffv2"])
-def test_help(name, option, text):
+def test_help(name, options, text):
     """--help and --version are printed once by many ranks, and by a program for one process"""
-    result = mpirun("-n 3", beside(name), option).done()
+    result = mpirun("-n 3", beside(name), options).done()
     assert result.out.startswith(text) and result.out.count(text) == 1
     for rank in (0, 1):  # as srun starts them
         slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank)}
-        result = run("timeout 20", beside(name), option, env=slurm).done()
+        result = run("timeout 20", beside(name), options, env=slurm).done()
         assert result.err == "" and (result.out.startswith(text) if rank == 0 else result.out == "")
 
 
@@ -38,6 +40,8 @@ def test_different_ranks(short):
 
     result = mpirun("-n 1", *trainer(), *common, "--lr 1e-3 : -n 1", *trainer(), *common, "--lr 2e-3", cwd=short)
     result.one_line(USAGE, "--lr is '0.002' here and '0.001' on rank 0")
+    pair(trainer(), "--bogus 1").one_line(USAGE, "unknown option --bogus")
+    pair(trainer(), "--start-timeout 0").one_line(USAGE, "--start-timeout '0' is not accepted")
     pair([faulty()]).one_line(USAGE, "program is '")
     result = pair(["env CUBLAS_EMULATION_STRATEGY=eager", *trainer()])
     result.one_line(USAGE, "CUBLAS_EMULATION_STRATEGY is 'eager' here and '(unset)' on rank 0")
@@ -79,6 +83,14 @@ def test_refused_start_leaves_nothing(short, ranks):
     result = train_ranks(short / "old", ranks, "--steps 2 --batch-size 1")
     result.one_line(FAILED, "log.jsonl exists without a run.json")
     assert [path.name for path in (short / "old").iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize("options", ["--out=run", "--out run", "--rendezvous=run", "--out file --rendezvous run"])
+def test_rendezvous(short, options):
+    """ranks connect in --rendezvous, or else in --out, before one of them reports wrong options"""
+    (short / "file").write_text("")
+    start = ["-n 2 env TMPDIR=missing", faulty(), "--lr x", options]  # the default directory, TMPDIR, fails
+    mpirun(*start, "--train-data train.bin", cwd=short).one_line(USAGE, "--lr 'x' is not accepted")
 
 
 def test_hidden_directory(short):
