@@ -18,7 +18,7 @@ static void test_host_waits(void) {
     options_read(&o, argc, argv);
     options_check(&o);
     options_finish(&o, 1);
-    ModelConfig config = options_model(&o);
+    ModelConfig config = options_config(&o);
     Model m;
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, one_rank);
     model_alloc(&m, NULL);
@@ -58,9 +58,8 @@ static void test_logit_pieces(void) {
         Options o;
         char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
         options_read(&o, 3, argv);
-        options_check(&o);
         options_finish(&o, 1);
-        ModelConfig config = options_model(&o);
+        ModelConfig config = options_config(&o);
         Model m;
         model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING, one_rank);
         EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,

@@ -156,7 +156,7 @@ static void test_presets(void) {
             Options o;
             parse_text(&o, "--dry-run --preset %s --attention %s", preset, attention);
             options_finish(&o, 1);
-            ModelConfig c = options_model(&o);
+            ModelConfig c = options_config(&o);
             TensorList list = tensor_list_build(&c, 1);
             size_t want = counts[i / 3].parameters[diff][i % 3];
             EXPECT(list.parameter_count == want, "%s %s: %zu parameters, not %zu", preset, attention,
@@ -173,7 +173,7 @@ static size_t attention_parameters(const char *preset, int kv_heads, const char 
     parse_text(&o, "--dry-run --preset %s --kv-heads %d --layers 1 --vocab 1 --attention %s", preset, kv_heads,
                attention);
     options_finish(&o, 1);
-    ModelConfig c = options_model(&o);
+    ModelConfig c = options_config(&o);
     TensorList list = tensor_list_build(&c, 1);
     size_t count = 0;
     for (int i = 0; i < list.count; i++)
@@ -221,7 +221,7 @@ static void test_match_params(void) {
             Options o;
             parse_text(&o, "--dry-run --match-params --preset %s --attention %s %s", preset, attention, windows[i % 3]);
             options_finish(&o, 1);
-            ModelConfig c = options_model(&o), plain = c;
+            ModelConfig c = options_config(&o), plain = c;
             plain.attention = variant_find("baseline");
             plain.F = presets[p].model.F;
             plain.window = 0, plain.yoco = plain.qk_norm = false;
@@ -290,7 +290,7 @@ static void test_derived_defaults(void) {
     parse_text(&o, "--train-data x --steps=5000 --preset 350m --hidden 512 --vocab=300 --no-tie-embeddings "
                    "--seq-len 64 --head-dim 32");
     options_finish(&o, 1);
-    ModelConfig c = options_model(&o);
+    ModelConfig c = options_config(&o);
     EXPECT(o.warmup == 100, "warmup of 5000 steps: %d", (int)o.warmup);
     EXPECT(c.L == 24 && c.NH == 16 && c.NKV == 8 && c.F == 2752, "from the preset: L %d NH %d NKV %d F %d", c.L, c.NH,
            c.NKV, c.F);

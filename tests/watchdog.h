@@ -369,34 +369,25 @@ static void test_state_file(void) {
 
 static void test_start_options(void) {
     static const struct {
-        const char *arguments[5];
-        double seconds;
-        const char *directory;
-    } cases[] = {{{"t", "--out", "--no-deterministic", NULL, NULL}, 60, NULL},
-                 {{"t", NULL, NULL, NULL, NULL}, 60, NULL},
-                 {{"t", "--start-timeout", "2.5", NULL, NULL}, 2.5, NULL},
-                 {{"t", "--start-timeout=7", NULL, NULL, NULL}, 7, NULL},
-                 {{"t", "--start-timeout", NULL, NULL, NULL}, 60, NULL},
-                 {{"t", "--start-timeout", "x", NULL, NULL}, 60, NULL},
-                 {{"t", "--start-timeout=-1", NULL, NULL, NULL}, 60, NULL},
-                 {{"t", "--start-timeouts", "3", NULL, NULL}, 60, NULL},
-                 {{"t", "--lr", "--start-timeout=1e3", NULL, NULL}, 1000, NULL},
-                 {{"t", "--out", "a", NULL, NULL}, 60, "a"},
-                 {{"t", "--out=a", "--outer", "b", NULL}, 60, "a"},
-                 {{"t", "--rendezvous=b", "--out", "a", NULL}, 60, "b"},
-                 {{"t", "--rendezvous", NULL, NULL, NULL}, 60, NULL}};
+        const char *options;
+        CommStart start;
+    } cases[] = {
+        {"", {60, NULL, false}},
+        {"--lr x --out --no-deterministic", {60, NULL, true}},
+        {"--lr --start-timeout=1e3 --out a", {1000, "a", false}},
+        {"--start-timeout -1 --out=a", {60, "a", false}},
+        {"--start-timeout 2.5 --rendezvous=b --out a", {2.5, "b", false}},
+        {"--out a --rendezvous=", {60, "a", false}},
+    };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char *argv[6] = {NULL, NULL, NULL, NULL, NULL, NULL};
-        int argc = 0;
-        for (; argc < 5 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
+        char *words[8];
         Options o;
-        options_read(&o, argc, argv);
-        CommStart start = options_comm_start(&o);
-        const char *directory = cases[i].directory;
-        EXPECT(start.nvls == (i == 0), "case %zu: nvls is %d", i, start.nvls);
-        EXPECT(start.timeout == cases[i].seconds, "case %zu: %g s", i, start.timeout);
-        EXPECT(directory ? start.directory && strcmp(start.directory, directory) == 0 : !start.directory,
-               "case %zu: directory %s", i, start.directory ? start.directory : "(none)");
+        options_read(&o, test_words(words, 8, test_text("t %s", cases[i].options)), words);
+        CommStart start = options_comm_start(&o), want = cases[i].start;
+        EXPECT(start.nvls == want.nvls, "%s: nvls is %d", cases[i].options, start.nvls);
+        EXPECT(start.timeout == want.timeout, "%s: %g s", cases[i].options, start.timeout);
+        EXPECT(want.directory ? start.directory && strcmp(start.directory, want.directory) == 0 : !start.directory,
+               "%s: directory %s", cases[i].options, start.directory ? start.directory : "(none)");
         options_free(&o);
     }
     CommStart start = {60, NULL, false};

@@ -153,7 +153,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     cJSON_Delete(state);
     check_options(&o);
     options_finish(&o, 1);
-    ModelConfig c = options_model(&o);
+    ModelConfig c = options_config(&o);
     FUZZ_EXPECT(attention_dims(&c, false).fused_rows > 0 && attention_dims(&c, true).fused_rows > 0,
                 "a model without a projection");
     FUZZ_EXPECT(!c.full_every || (c.window && c.full_every <= c.L), "a layer is full, and none has a window");

@@ -10,7 +10,7 @@ All errors are reported, one line each on stderr, before exit status 2. These in
 and combinations that can be checked without reading a checkpoint.
 
 Call order: options_read; options_answer; comm_open with options_comm_start; options_check; with --resume
-options_adopt_json (options_json.h); with --resume or --init options_adopt_model; options_finish; options_model
+options_adopt_json (options_json.h); with --resume or --init options_adopt_model; options_finish; options_config
 (options_model.h).
 */
 #pragma once
@@ -90,7 +90,7 @@ static inline void options_print(const Options *o) {
             if (r) printf("\n");
             column = printf("  %-10.*s", (int)strcspn(row->section, " "), row->section);
         }
-        const char *value = row->kind == OPTION_ACTION ? NULL : option_text(text, o, r);
+        const char *value = option_text(text, o, r);
         if (!value) continue;
         snprintf(item, sizeof(item), "%s%s=%s", row->name, o->given[r] ? "*" : "", option_shown(shown, value));
         column = print_item(stdout, column, 12, item, (int)strlen(item));

@@ -64,7 +64,7 @@ static inline LearningRate options_learning_rate(const Options *o) {
 static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
 static inline const char *options_match_kind(const ModelConfig *c) { return c->E ? "expert" : "MLP"; }
 
-// The model's configuration; not checked.
+// The model's configuration, which options_finish checks.
 static inline ModelConfig options_config(const Options *o) {
     ModelConfig c = o->model;
     if (o->match_params) *model_match_width(&c) = model_match_ffn(&c); // the option does not change
@@ -435,12 +435,6 @@ static inline void options_set_steps(Options *o, int64_t steps, int ranks) {
     o->has[option_row("warmup")] = options_given(o, "warmup");
     options_derive(o, ranks);
     if (options_number_problems(o, ranks)) program_exit(EXIT_USAGE);
-}
-
-// The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.
-static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o)) program_exit(EXIT_USAGE);
-    return options_config(o);
 }
 
 // Whether the width that --match-params starts from is known: given, adopted, or from a given preset.

@@ -25,7 +25,7 @@ enum { OPTION_LIMIT = 128 };
 
 typedef struct {
     ModelConfig model; // first: the offset of a field is the same in both. With --match-params its width is
-                       // that of the baseline, and options_model's that of the model
+                       // that of the baseline, and options_config's that of the model
     int preset;        // an index into presets
     bool match_params;
 

@@ -57,9 +57,7 @@ static inline char *ranks_describe(const Options *o) {
         fprintf(f, "%s %s\n", library_variables[i].name, library_variable(i) ? library_variable(i) : "(unset)");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText value;
-        const char *shown = option_rows[r].kind == OPTION_ACTION || strcmp(option_rows[r].name, "threads") == 0
-                                ? NULL
-                                : option_text(value, o, r);
+        const char *shown = strcmp(option_rows[r].name, "threads") == 0 ? NULL : option_text(value, o, r);
         if (shown) fprintf(f, "--%s %s\n", option_rows[r].name, shown);
     }
     CHECK(fclose(f) == 0, "out of memory for the description of this rank");

@@ -228,7 +228,7 @@ static inline ModelConfig start_configure(Options *o, Resume *resume) {
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     start_configure_operations(o);
-    return options_model(o);
+    return options_config(o);
 }
 
 // Warns of data that the last start had under the same path and with the same fingerprint, and whose files have changed

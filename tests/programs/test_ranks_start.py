@@ -15,9 +15,7 @@ from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ran
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [("--lr x --bogus --help", "Usage: "), ("--version", "train_diffv2 0.")],
-    ids=["--help", "--version"],
+    ("options", "text"), [("--lr x --help", "Usage: "), ("--version", "train_diffv2 0.")], ids=["--help", "--version"]
 )
 @pytest.mark.parametrize("name", ["faulty_diffv2", "single_diffv2"])
 def test_help(name, options, text):
