@@ -16,14 +16,14 @@ attention.h: causal grouped-query attention, block by block, without a matrix of
             stops at the last key that its six rows attend to, so little is computed above the diagonal, and starts at
             the panel of the first, so little is computed outside of a window or document.
   numerics  all in `real`. One thread computes a block, so results do not depend on the number of threads. The heads of
-            a group write separate dK and dV, which are then added in order. A single query (generation) uses plain
-            loops over the keys in place: attention_forward_row.
+            a group write separate dK and dV, which are then added in order
   memory    linear in T: the copies, blocks of scores per thread, and dK, dV per query head in the backward
   flops     forward 2 (D + DV) per query and visible key, backward 2 (3 D + 2 DV)
   source    Dao 2023, "FlashAttention-2", for the running softmax and the backward from O, dO and L;
             Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the packing
 */
 #pragma once
+#include "diff_combine.h"
 #include "ops.h"
 #include "runtime.h"
 #include "vecmath.h"
@@ -258,63 +258,41 @@ static inline const real *attention_forward_block(real *l, const floatX *q, cons
     return block.acc;
 }
 
-// A single query, by the definition: scores[j] = scale q.k[j], j in [low, keys)
-static inline void attention_row_scores(real *scores, const floatX *q, const floatX *k, int low, int keys,
-                                        AttentionShape s) {
-    size_t ld = s.ldkv;
-    for (int j = low; j < keys; j++) {
-        real dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int c = 0; c < s.D; c++) dot += q[c] * k[j * ld + c];
-        scores[j] = s.scale * dot;
+// The heads of each group, the noise head first, into kept; then the difference. Without noise heads every head is a
+// group, and kept is NULL.
+static inline void attention_forward_groups(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                            const floatX *v, const floatX *l, int ldl, AttentionShape s,
+                                            Factor factor) {
+    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false,
+                                               ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
+    int units = s.NQ / a.maps, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, ldn = units * s.DV;
+    assert(units % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    attention_copy_keys(&a, k, v, s, false);
+#pragma omp parallel for schedule(dynamic)
+    for (int item = 0; item < s.B * units * blocks; item++) {
+        int t0 = (blocks - 1 - item / (s.B * units)) * ATTENTION_ROWS; // the longest blocks first
+        int b = item % (s.B * units) / units, j = item % (s.B * units) % units;
+        size_t row = (size_t)b * s.T + t0, key_head = b * s.NKV + j / (units / s.NKV);
+        const real *kt = a.kt + key_head * a.padded * a.D, *vh = a.v + key_head * a.padded * a.DV;
+        for (int m = a.maps - 1; m >= 0; m--) {
+            size_t head = (size_t)j * a.maps + m;
+            real *own = lse ? lse + (b * s.NQ + head) * s.T + t0 : NULL;
+            const real *rows = attention_forward_block(own, q + row * s.ldq + head * s.q_head, kt, vh, b, t0, &a, s);
+            for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++, rows += a.DV) {
+                floatX *a2 = kept ? kept + (row + i) * ldn + j * s.DV : NULL;
+                floatX *o = m == a.signals ? a2 : out + (row + i) * s.ldo + (j * a.signals + m) * s.o_head;
+                for (int c = 0; c < s.DV; c++) o[c] = rows[c];
+                if (!kept || m == a.signals) continue;
+                real f = diff_factor(l[(row + i) * ldl + j * a.signals + m], factor);
+                for (int c = 0; c < s.DV; c++) o[c] -= f * a2[c];
+            }
+        }
     }
-}
-
-// o = softmax(scores) v; overwrites the scores
-static inline void attention_row_output(floatX *o, real *l, real *scores, const floatX *v, int low, int keys,
-                                        AttentionShape s) {
-    size_t ld = s.ldkv;
-    real max = scores[low], sum = 0;
-    for (int j = low; j < keys; j++) max = scores[j] > max ? scores[j] : max;
-    for (int j = low; j < keys; j++) sum += scores[j] = real_exp(scores[j] - max);
-    for (int c = 0; c < s.DV; c++) o[c] = 0;
-    for (int j = low; j < keys; j++)
-        for (int c = 0; c < s.DV; c++) o[c] += scores[j] * v[j * ld + c];
-    for (int c = 0; c < s.DV; c++) o[c] /= sum;
-    if (l) *l = max + (real)log((double)sum);
 }
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    if (s.sparse.blocks) {
-        sparse_forward(out, lse, q, k, v, s);
-        return;
-    }
-    int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = s.B * s.NQ;
-    real *workspace = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads()));
-    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false, workspace);
-    if (s.T > 1) attention_copy_keys(&a, k, v, s, false);
-#pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < heads * blocks; item++) {
-        int t0 = (blocks - 1 - item / heads) * ATTENTION_ROWS; // the longest blocks first
-        int b = item % heads / s.NQ, h = item % heads % s.NQ, kv = h / group;
-        size_t row = (size_t)b * s.T + t0, key_head = b * s.NKV + kv;
-        floatX *oh = out + row * s.ldo + h * s.o_head;
-        const floatX *qh = q + row * s.ldq + h * s.q_head;
-        real *l = lse ? lse + ((size_t)b * s.NQ + h) * s.T + t0 : NULL;
-        if (s.T > 1) {
-            const real *rows = attention_forward_block(l, qh, a.kt + key_head * a.padded * a.D,
-                                                       a.v + key_head * a.padded * a.DV, b, t0, &a, s);
-            for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++)
-                for (int c = 0; c < s.DV; c++) oh[(size_t)i * s.ldo + c] = rows[i * a.DV + c];
-            continue;
-        }
-        real *scores = workspace + omp_get_thread_num() * a.keys;
-        size_t sequence = (size_t)b * s.ldkv;
-        int low = attention_first_key(s, b, 0), keys = s.first + 1;
-        attention_row_scores(scores, qh, k + sequence + kv * s.k_head, low, keys, s);
-        attention_row_output(oh, l, scores, v + sequence + kv * s.v_head, low, keys, s);
-    }
+    if (s.sparse.blocks) sparse_forward(out, lse, q, k, v, s);
+    else attention_forward_groups(out, NULL, lse, q, k, v, NULL, 0, s, S_LINEAR);
 }
 #include "attention_sparse.h" // which reads the above

@@ -23,40 +23,9 @@ static inline int diff_attention_kept(AttentionShape s) { return s.NQ / attentio
 
 static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
-    if (s.sparse.blocks) {
-        sparse_pairs_forward(out.data, kept, lse, q, k, v, l, ldl, s, factor);
-        absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
-        return;
-    }
-    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false,
-                                               ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
-    int units = s.NQ / a.maps, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, ldn = units * s.DV;
-    assert(s.groups.noise == 1 && units % s.NKV == 0 && s.first == 0);
-    attention_copy_keys(&a, k, v, s, false);
-#pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < s.B * units * blocks; item++) {
-        int t0 = (blocks - 1 - item / (s.B * units)) * ATTENTION_ROWS; // the longest blocks first
-        int b = item % (s.B * units) / units, j = item % (s.B * units) % units;
-        size_t row = (size_t)b * s.T + t0, key_head = b * s.NKV + j / (units / s.NKV);
-        const real *kt = a.kt + key_head * a.padded * a.D, *vh = a.v + key_head * a.padded * a.DV;
-        floatX *noise = kept + row * ldn + j * s.DV;
-        for (int m = a.signals; m >= 0; m--) { // the noise head first
-            size_t head = (size_t)j * a.maps + m;
-            real *own = lse ? lse + (b * s.NQ + head) * s.T + t0 : NULL;
-            const real *rows = attention_forward_block(own, q + row * s.ldq + head * s.q_head, kt, vh, b, t0, &a, s);
-            for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++, rows += a.DV) {
-                floatX *a2 = noise + (size_t)i * ldn,
-                       *o = out.data + (row + i) * s.ldo + (j * a.signals + m) * s.o_head;
-                if (m == a.signals) {
-                    for (int c = 0; c < s.DV; c++) a2[c] = rows[c];
-                    continue;
-                }
-                real f = diff_factor(l[(row + i) * ldl + j * a.signals + m], factor);
-                for (int c = 0; c < s.DV; c++) o[c] = rows[c] - f * a2[c];
-            }
-        }
-    }
-    absmax_update(out, s.B * s.T, units * a.signals * s.DV, s.ldo);
+    if (s.sparse.blocks) sparse_pairs_forward(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+    else attention_forward_groups(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+    absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
 }
 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
