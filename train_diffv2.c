@@ -129,7 +129,10 @@ static void cached_attention_forward(Model *model, int l, Rows r) {
         if (ring) s.shape.sparse.base = r.first - earlier;
         floatX *out = a->heads + s.out;
         real *lse = a->lse + s.lse;
-        if (r.T == 1) attention_decode(out, lse, a->fused + s.q, k + s.k, k + s.v, first, capacity, s.shape);
+        if (layer_sparse(&plan->config, l))
+            sparse_attention_forward(out, lse, a->fused + s.q, k + s.k, k + s.v, r.T == 1 ? first : NULL, capacity,
+                                     s.shape);
+        else if (r.T == 1) attention_decode(out, lse, a->fused + s.q, k + s.k, k + s.v, first, capacity, s.shape);
         else attention_forward(out, lse, a->fused + s.q, k + s.k, k + s.v, s.shape);
     }
 }
@@ -144,7 +147,9 @@ static void heads_forward(Model *model, int l, Rows r) {
     for (int set = 0; set < model->plan.config.attention->key_sets; set++) {
         KeySet s = model_key_set(model, l, set, r.B, r.T, 0);
         floatX *out = a->heads + s.out, *q = a->fused + s.q, *k = a->kv + s.k, *v = a->kv + s.v;
-        attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
+        if (layer_sparse(&model->plan.config, l))
+            sparse_attention_forward(out, a->lse + s.lse, q, k, v, NULL, 0, s.shape);
+        else attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
     }
 }
 
@@ -175,8 +180,9 @@ static void combined_forward(Model *model, int l, Rows r) {
         key_blocks_select(&model->plan, &model->acts, l, k, r);
     }
     if (model->plan.diff_attention) {
-        diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda,
-                               d->lambda_ld, k.shape, variant->factor);
+        (layer_sparse(&model->plan.config, l) ? sparse_diff_attention_forward : diff_attention_forward)(
+            a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda, d->lambda_ld, k.shape,
+            variant->factor);
         return;
     }
     heads_forward(model, l, r);
@@ -342,11 +348,12 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
+    const bool sparse = layer_sparse(&model->plan.config, l) > 0;
     if (model->plan.diff_attention) {
         KeySet k = model_key_set(model, l, 0, B, T, 0);
-        diff_attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, a->dlambda, g->dheads, g->dcombined,
-                                a->combined.data, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda,
-                                d->lambda_ld, k.shape, variant->factor);
+        (sparse ? sparse_diff_attention_backward : diff_attention_backward)(
+            g->dfused + k.q, dkv + k.k, dkv + k.v, a->dlambda, g->dheads, g->dcombined, a->combined.data, a->heads,
+            a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda, d->lambda_ld, k.shape, variant->factor);
         return;
     }
     // combined = signal head - s(lambda) * noise head
@@ -358,8 +365,9 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet k = model_key_set(model, l, set, B, T, 0);
-        attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out, a->lse + k.lse,
-                           a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, set > 0);
+        (sparse ? sparse_attention_backward
+                : attention_backward)(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out,
+                                      a->lse + k.lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, set > 0);
     }
 }
 

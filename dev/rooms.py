@@ -199,7 +199,8 @@ def untested_operations(root):
     OPERATION();."""
     contracts = [path for path in (root / "llmc/ops/ops.h", root / "llmc/experts/operations.h") if path.exists()]
     declared = re.findall(r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code(contracts))
-    cuda = all_code(path for contract in contracts for path in contract.parent.glob("*.cuh"))
+    cuda_twins = ("*.cuh", "*_apart.h")  # the latter: in CUDA and in predictions
+    cuda = all_code(path for contract in contracts for twin in cuda_twins for path in contract.parent.glob(twin))
     tests = all_code((root / "tests").glob("*.h"))
     for result, name, arguments in declared:
         if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):

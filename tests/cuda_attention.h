@@ -249,33 +249,33 @@ static void check_attention_sparse(const Case *row) {
     const bool decodes = B == 1 && !s.window;
     if (B > 1) s.first_key = first_key.i();
     s.sparse.lists = list.i(), one.sparse.lists = last_list.i();
-    o.run(max_size(attention_workspace_bytes(s, 1), attention_decode_workspace_bytes(one, T, 1)), [&] {
+    o.run(sparse_attention_workspace_bytes(s, 1), [&] {
         const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
         floatX *dq = dx.x();
         sparse_means(means.f(), k, nullptr, T, 1, s);
         sparse_select(list.i(), q, means.f(), nullptr, 1, s);
-        attention_forward(out.x(), lse.f(), q, k, v, s);
-        attention_backward(dq, dq + k_at, dq + v_at, dout.x(), out.x(), lse.f(), q, k, v, s, true);
+        sparse_attention_forward(out.x(), lse.f(), q, k, v, nullptr, 0, s);
+        sparse_attention_backward(dq, dq + k_at, dq + v_at, dout.x(), out.x(), lse.f(), q, k, v, s, true);
         if (!decodes) return;
         sparse_select(last_list.i(), q + last_row, means.f(), first.i(), 1, one);
-        attention_decode(last.x(), last_lse.f(), q + last_row, k, v, first.i(), T, one);
+        sparse_attention_forward(last.x(), last_lse.f(), q + last_row, k, v, first.i(), T, one);
     });
     twin::AttentionShape t = twin_shape(s, B > 1 ? first_key.twin_ints.data() : nullptr);
     memcpy(&t.sparse, &s.sparse, sizeof(t.sparse));
     t.sparse.lists = list.twin_ints.data();
-    twin_workspace(twin::attention_workspace_bytes(t, omp_get_max_threads()));
+    twin_workspace(twin::sparse_attention_workspace_bytes(t, omp_get_max_threads()));
     double *q = x.t(), *k = q + k_at, *v = q + v_at, *dq = dx.t();
     twin::sparse_means(means.t(), k, nullptr, T, 1, t);
     twin::sparse_select(list.twin_ints.data(), q, means.t(), nullptr, 1, t);
     o.expect_ints(list);
-    twin::attention_forward(out.t(), lse.t(), q, k, v, t);
+    twin::sparse_attention_forward(out.t(), lse.t(), q, k, v, nullptr, 0, t);
     for (int i = 0; i < (decodes ? s.ldo : 0); i++) last.twin[(size_t)i] = out.twin[product(T - 1, s.ldo) + (size_t)i];
     const double error = 16 * error_of_sum(T);
     o.expect(out, {0, error});
     o.expect(lse, {0, error});
     if (decodes) o.expect(last, {0, error});
     for (size_t i = 0; i < out.count; i++) out.twin[i] = out.value(out.result, i); // which the backward reads
-    twin::attention_backward(dq, dq + k_at, dq + v_at, dout.t(), out.t(), lse.t(), q, k, v, t, true);
+    twin::sparse_attention_backward(dq, dq + k_at, dq + v_at, dout.t(), out.t(), lse.t(), q, k, v, t, true);
     o.expect(dx, {0, 8 * error});
 }
 static const Check attention_sparse_check = {"attention sparse", check_attention_sparse,

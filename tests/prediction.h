@@ -186,8 +186,9 @@ static void expect_predicted_flops(const char *preset, const char *variant, Pred
     const ModelPlan *m = &run.model;
     Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
     // the trainer counts the backward as twice the forward; flash attention also recomputes the scores
-    double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
-                   2 * predicted_sum(&p, "attention_forward", true);
+    const char *sparse = layers.sparse ? "sparse_" : "";
+    double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, test_text("%sattention_backward", sparse), true) +
+                   2 * predicted_sum(&p, test_text("%sattention_forward", sparse), true);
     double want = training_flops(m, m->B, m->T) + 6.0 * m->B * m->T * padded_weights(m); // which are computed, too
     EXPECT(fabs(flops / want - 1) < 1e-12,
            "%s %s, window %d, every %d, yoco %d, blocks %d: %.9g FLOPs, %.9g in the trainer", preset, variant,

@@ -89,8 +89,9 @@ static void decode_attention(Model *model, int B) {
         for (int set = 0; set < plan->config.attention->key_sets; set++) {
             const LayerActivations *a = &model->acts.layers[l];
             KeySet s = model_key_set(model, l, set, B, 1, 0); // with the lists of the last token
-            attention_decode(a->heads + s.out, a->lse + s.lse, a->fused + s.q, a->kv + s.k, a->kv + s.v,
-                             model->acts.first, cache_capacity(plan, l), s.shape);
+            (s.shape.sparse.blocks ? sparse_attention_forward : attention_decode)(
+                a->heads + s.out, a->lse + s.lse, a->fused + s.q, a->kv + s.k, a->kv + s.v, model->acts.first,
+                cache_capacity(plan, l), s.shape);
         }
 }
 

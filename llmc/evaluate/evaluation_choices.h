@@ -105,10 +105,9 @@ static inline double choices_windows(const ChoiceTasks *all, int T) {
 
 // Rows of T positions that fit into the memory of the plan: those of its batch or, of shorter rows, more.
 static inline int choices_batch(const ModelPlan *p, int T) {
-    int rows = p->rows / T, threads = omp_get_max_threads();
+    int rows = p->rows / T;
     for (int l = 0; l < p->config.L; l++)
-        while (rows > 1 && attention_workspace_bytes(key_set(p, l, 0, rows, T, 0).shape, threads) > p->workspace_bytes)
-            rows--;
+        while (rows > 1 && attention_bytes_of(key_set(p, l, 0, rows, T, 0).shape) > p->workspace_bytes) rows--;
     return rows;
 }
 

@@ -320,27 +320,31 @@ static inline void plan_count_bytes(ModelPlan *plan) {
     plan->directions_bytes = plan->tensors.muon ? plan->tensors.largest_layer * sizeof(floatX) : 0;
 }
 
+// Prepares attention of B whole sequences in all layers; returns the bytes of its workspace.
+static inline size_t plan_sequences(const ModelPlan *plan, int B, bool backward) {
+    size_t bytes = 0;
+    for (int l = 0; l < plan->config.L; l++) {
+        AttentionShape shape = key_set(plan, l, 0, B, plan->T, 0).shape;
+        if (!shape.sparse.blocks) attention_prepare(shape, backward, plan->config.attention->key_sets > 1);
+        bytes = max_size(bytes, attention_bytes_of(shape));
+    }
+    return bytes;
+}
 // Prepares attention of all layers; returns the bytes of its workspace.
 static inline size_t plan_attention(const ModelPlan *plan) {
-    int threads = omp_get_max_threads();
     size_t bytes = 0;
-    if (plan->purpose != FOR_GENERATION)
+    if (plan->purpose != FOR_GENERATION) {
         attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
                           plan->directions_bytes + plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
+        return plan_sequences(plan, plan->B, plan->purpose == FOR_TRAINING);
+    }
     for (int l = 0; l < plan->config.L; l++) {
-        if (plan->purpose == FOR_GENERATION) {
-            int piece = min_int(plan->T, PREFILL_ROWS);
-            AttentionShape one = key_set(plan, l, 0, plan->B, 1, 0).shape;
-            bytes = max_size(bytes, attention_decode_workspace_bytes(one, cache_capacity(plan, l), threads));
-            for (int last = 0; last < 2; last++) { // the first piece of a prompt, and the last
-                one = key_set(plan, l, 0, 1, piece, last * (plan->T - piece)).shape;
-                bytes = max_size(bytes, attention_workspace_bytes(one, threads));
-            }
-            continue;
-        }
-        AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;
-        attention_prepare(shape, plan->purpose == FOR_TRAINING, plan->config.attention->key_sets > 1);
-        bytes = max_size(bytes, attention_workspace_bytes(shape, threads));
+        int piece = min_int(plan->T, PREFILL_ROWS), capacity = cache_capacity(plan, l);
+        AttentionShape one = key_set(plan, l, 0, plan->B, 1, 0).shape;
+        if (!one.sparse.blocks)
+            bytes = max_size(bytes, attention_decode_workspace_bytes(one, capacity, omp_get_max_threads()));
+        for (int last = 0; last < 2; last++) // the first piece of a prompt, and the last
+            bytes = max_size(bytes, attention_bytes_of(key_set(plan, l, 0, 1, piece, last * (plan->T - piece)).shape));
     }
     return bytes;
 }
@@ -353,13 +357,9 @@ static inline void warn_of_attention(void) {
 
 // Prepares attention of B whole sequences, fewer than the plan's: the last batch of a validation.
 static inline void plan_last_batch(ModelPlan *plan, int B) {
-    for (int l = 0; l < plan->config.L && B > 0; l++) {
-        AttentionShape shape = key_set(plan, l, 0, B, plan->T, 0).shape;
-        attention_prepare(shape, false, false);
-        plan->workspace_bytes =
-            max_size(plan->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
-    }
-    if (B > 0) warn_of_attention();
+    if (B <= 0) return;
+    plan->workspace_bytes = max_size(plan->workspace_bytes, plan_sequences(plan, B, false));
+    warn_of_attention();
 }
 
 // Plans a model for up to B sequences of T positions. A model that is not for training has all parameters on every

@@ -172,10 +172,16 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     return k;
 }
 
+// Bytes of the workspace of a layer's attention.
+static inline size_t attention_bytes_of(AttentionShape s) {
+    return (s.sparse.blocks ? sparse_attention_workspace_bytes : attention_workspace_bytes)(s, omp_get_max_threads());
+}
+
 // Heads that layer l keeps of attention for its backward.
 static inline int heads_kept(const ModelPlan *plan, int l) {
-    return plan->diff_attention ? diff_attention_kept(key_set(plan, l, 0, plan->B, plan->T, 0).shape)
-                                : plan_dims(plan, l)->NQ;
+    AttentionShape s = key_set(plan, l, 0, plan->B, plan->T, 0).shape;
+    if (!plan->diff_attention) return plan_dims(plan, l)->NQ;
+    return (s.sparse.blocks ? sparse_diff_attention_kept : diff_attention_kept)(s);
 }
 
 // Elements of the lse of all key sets.

@@ -8,7 +8,6 @@ the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 #include "attention_kernels.cuh"
 #include "attention_wgmma.cuh"
 #include "attention_report.cuh"
-#include "attention_sparse.cuh"
 #include "rope.cuh"
 
 static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
@@ -49,7 +48,6 @@ static inline void attention_close(void) {
 }
 
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
-    if (s.sparse.blocks) return; // the library has no lists
     attention_state.no_device = memory_is_short || !attention_has_device();
     if (!attention_state.no_device) device_start();
     bool documents = attention_state.options.documents;
@@ -70,7 +68,6 @@ static inline void attention_documents(int *list, const int *first_key, const in
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
-    if (s.sparse.blocks) return sparse_device_bytes(s);
     const size_t built_in = attention_builtin_workspace_bytes(s);
     size_t bytes = 0;
     bool planned = false;
@@ -169,10 +166,6 @@ static inline void attention_run_cudnn(const AttentionPlan *p, int part, const A
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
     OPERATION();
-    if (s.sparse.blocks) {
-        sparse_forward(out, lse, q, k, v, nullptr, 0, s);
-        return;
-    }
     const AttentionPlan *p = lse ? attention_plan(s, false, false) : NULL;
     if (!attention_by_cudnn(p, s)) {
         bool tensor_cores = attention_mma_fits(s) && packed(0, out, q, k, v);
@@ -231,11 +224,8 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
     bool rotated = false;
-    const AttentionPlan *p = s.sparse.blocks ? NULL : attention_plan(s, true, add_dv);
-    if (s.sparse.blocks) {
-        OPERATION();
-        sparse_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
-    } else if (!attention_by_cudnn(p, s)) {
+    const AttentionPlan *p = attention_plan(s, true, add_dv);
+    if (!attention_by_cudnn(p, s)) {
         OPERATION();
         rotated = attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
     } else {

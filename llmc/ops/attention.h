@@ -121,11 +121,7 @@ static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 static inline size_t attention_deterministic_bytes(void) { return 0; }
 
-static inline size_t sparse_workspace_bytes(AttentionShape s, int threads);
-static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                  AttentionShape s);
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    if (s.sparse.blocks) return sparse_workspace_bytes(s, threads);
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
@@ -292,7 +288,5 @@ static inline void attention_forward_groups(floatX *out, floatX *kept, real *lse
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
-    if (s.sparse.blocks) sparse_forward(out, lse, q, k, v, s);
-    else attention_forward_groups(out, NULL, lse, q, k, v, NULL, 0, s, S_LINEAR);
+    attention_forward_groups(out, NULL, lse, q, k, v, NULL, 0, s, S_LINEAR);
 }
-#include "attention_sparse.h" // which reads the above

@@ -24,6 +24,27 @@ typedef struct {
     Factor factor;
 } AttentionHead;
 
+// The arrays of the first head. Of a group, noise, l and what belongs to them are set afterwards.
+static inline AttentionHead attention_first_head(floatX *dq, const floatX *dout, const floatX *out, const real *lse,
+                                                 const floatX *q) {
+    AttentionHead first;
+    memset(&first, 0, sizeof(first));
+    first.dq = dq, first.q = q, first.out = out, first.dout = dout, first.lse = lse;
+    return first;
+}
+
+// The arrays of head or group `unit` of sequence b, from those of the first.
+static inline AttentionHead attention_head(AttentionHead h, int b, int unit, AttentionShape s) {
+    int maps = attention_maps(s), signals = max_int(1, s.groups.signals);
+    size_t row = (size_t)b * s.T, q_at = row * s.ldq + unit * maps * s.q_head;
+    size_t o_at = row * s.ldo + unit * signals * s.o_head;
+    h.b = b;
+    h.dq += q_at, h.q += q_at, h.out += o_at, h.dout += o_at, h.lse += ((size_t)b * s.NQ + unit * maps) * s.T;
+    if (!h.noise) return h;
+    h.noise += row * h.ldn + unit * s.DV, h.l += row * h.ldl + unit * signals, h.dl += row * h.ldl + unit * signals;
+    return h;
+}
+
 // P and dS of a row: p holds scores and ds holds dP
 static inline void attention_backward_row(real *p, real *ds, real l, real delta, int from, int to) {
 #pragma omp simd
@@ -180,18 +201,10 @@ static inline void attention_sum_group(floatX *dst, const real *src, int group, 
     }
 }
 
-static inline void sparse_backward(const AttentionHead *first, floatX *dk, floatX *dv, const floatX *k, const floatX *v,
-                                   AttentionShape s, bool add_dv);
-
 // first: the arrays of the first head, from which those of the others follow
 static inline void attention_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k,
                                             const floatX *v, AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);
-    if (s.sparse.blocks) {
-        sparse_backward(&first, dk, dv, k, v, s, add_dv);
-        if (s.rope) rope_backward(first.dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
-        return;
-    }
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
                                                ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     size_t T = s.T, units = (size_t)s.NQ / a.maps, heads = s.B * units, group = units / s.NKV;
@@ -202,17 +215,10 @@ static inline void attention_backward_heads(AttentionHead first, floatX *dk, flo
 #pragma omp for schedule(dynamic)
         for (size_t bh = 0; bh < heads; bh++) {
             size_t b = bh / units, j = bh % units, key_head = b * s.NKV + j / group;
-            size_t q_at = b * T * s.ldq + j * a.maps * s.q_head, o_at = b * T * s.ldo + j * a.signals * s.o_head;
             size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
-            AttentionHead h = first;
-            h.b = (int)b;
-            h.dq += q_at, h.q += q_at, h.out += o_at, h.dout += o_at, h.lse += bh * a.maps * T;
+            AttentionHead h = attention_head(first, (int)b, (int)j, s);
             h.k = a.k + k_at, h.kt = a.kt + k_at, h.v = a.v + v_at, h.vt = a.vt + v_at;
             h.dk = a.dk + bh * a.padded * a.D, h.dv = a.dv + bh * a.padded * a.DV;
-            if (h.noise) {
-                size_t l_at = b * T * h.ldl + j * a.signals;
-                h.noise += b * T * h.ldn + j * s.DV, h.l += l_at, h.dl += l_at;
-            }
             attention_backward_head(&h, &a, s);
         }
 #pragma omp for schedule(static)
@@ -231,9 +237,5 @@ static inline void attention_backward_heads(AttentionHead first, floatX *dk, flo
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
-    AttentionHead first;
-    memset(&first, 0, sizeof(first));
-    first.dq = dq, first.q = q, first.out = out, first.dout = dout, first.lse = lse;
-    attention_backward_heads(first, dk, dv, k, v, s, add_dv);
+    attention_backward_heads(attention_first_head(dq, dout, out, lse, q), dk, dv, k, v, s, add_dv);
 }
-#include "attention_sparse_backward.h" // which reads the above

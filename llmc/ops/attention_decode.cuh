@@ -15,7 +15,6 @@ cache in cache.h.
 #pragma once
 #include "attention_decode_mma.cuh"
 #include "attention_kernels.cuh"
-#include "attention_sparse.cuh"
 
 enum { DECODE_MULTIPROCESSORS = 132, DECODE_KEYS = 64 }; // of an H200; keys of a turn
 
@@ -165,10 +164,6 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
     OPERATION();
     s.first = 0; // not used
     attention_check(s);
-    if (s.sparse.blocks) {
-        sparse_forward(out, lse, q, k, v, first, capacity, s);
-        return;
-    }
     AttentionDecode a;
     size_t splits = (size_t)decode_splits(s, capacity), items = (size_t)s.B * s.NQ * splits;
     a.out = ops_workspace_take(decode_bytes(s, (size_t)s.B * splits));

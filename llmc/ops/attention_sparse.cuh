@@ -15,6 +15,8 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
 */
 #pragma once
 #include "attention_kernels.cuh"
+#include "attention_sparse_apart.h"
+#include "rope.cuh"
 #include "sparse.cuh"
 
 typedef struct {
@@ -281,9 +283,10 @@ static inline void sparse_launch(const AttentionShape &s, Launch launch, Pointer
     launch_heads(strides && packed(0, pointers...), max_int(s.D, s.DV), launch);
 }
 
-// first: the positions in a cache, or nullptr
-static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                  const int *first, int capacity, AttentionShape s) {
+static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                            const int *first, int capacity, AttentionShape s) {
+    OPERATION();
+    if (first) s.first = 0; // not used
     attention_check(s);
     const SparseCall a = {q, k, v, nullptr, nullptr, nullptr, first, capacity, nullptr, nullptr, nullptr, s};
     const int warps = first ? SPARSE_THREADS / WARP : 1;
@@ -296,24 +299,29 @@ static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const
         },
         out, q, k, v);
 }
-static inline void sparse_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
-                                   const real *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s,
-                                   bool add_dv) {
-    attention_check(s);
-    const bool wide = packed(s.DV, dout, out) && packed(s.ldo) && packed(s.o_head);
-    const size_t rows = (size_t)s.B * s.T * s.NQ;
-    real *delta = ops_workspace_take(sparse_device_bytes(s));
-    int *counts = (int *)(void *)(delta + rows), *starts = counts + sparse_all_blocks(s);
-    const SparseCall a = {q, k, v, dout, lse, delta, nullptr, 0, counts, starts, starts + sparse_all_blocks(s), s};
-    sparse_gather(a);
-    LAUNCH_ROWS(attention_delta_kernel, wide, rows, s.DV, delta, dout, out, s);
-    sparse_launch(
-        s,
-        [&](auto width, auto packs, int lanes) {
-            LAUNCH((sparse_dq_kernel<decltype(width)::value, decltype(packs)::value>),
-                   blocks_of(rows, SPARSE_THREADS / WARP), SPARSE_THREADS, 0, lanes, dq, a);
-            LAUNCH((sparse_dkv_kernel<decltype(width)::value, decltype(packs)::value>),
-                   blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, lanes, dk, dv, a, add_dv);
-        },
-        dq, dk, dv, dout, q, k, v);
+
+static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                             const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                             AttentionShape s, bool add_dv) {
+    {
+        OPERATION();
+        attention_check(s);
+        const bool wide = packed(s.DV, dout, out) && packed(s.ldo) && packed(s.o_head);
+        const size_t rows = (size_t)s.B * s.T * s.NQ;
+        real *delta = ops_workspace_take(sparse_attention_workspace_bytes(s, 1));
+        int *counts = (int *)(void *)(delta + rows), *starts = counts + sparse_all_blocks(s);
+        const SparseCall a = {q, k, v, dout, lse, delta, nullptr, 0, counts, starts, starts + sparse_all_blocks(s), s};
+        sparse_gather(a);
+        LAUNCH_ROWS(attention_delta_kernel, wide, rows, s.DV, delta, dout, out, s);
+        sparse_launch(
+            s,
+            [&](auto width, auto packs, int lanes) {
+                LAUNCH((sparse_dq_kernel<decltype(width)::value, decltype(packs)::value>),
+                       blocks_of(rows, SPARSE_THREADS / WARP), SPARSE_THREADS, 0, lanes, dq, a);
+                LAUNCH((sparse_dkv_kernel<decltype(width)::value, decltype(packs)::value>),
+                       blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, lanes, dk, dv, a, add_dv);
+            },
+            dq, dk, dv, dout, q, k, v);
+    }
+    if (s.rope) rope_backward(dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
 }

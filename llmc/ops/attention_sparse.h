@@ -61,11 +61,15 @@ static inline SparseThread sparse_thread(AttentionShape s, bool backward, char *
     w.rows = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
     return w;
 }
-static inline size_t sparse_workspace_bytes(AttentionShape s, int threads) {
-    return threads * sparse_thread(s, s.first == 0, NULL).total;
+// Of one new position per sequence: scores and rows of the keys of a list.
+static inline size_t sparse_decode_bytes(AttentionShape s) {
+    return round_up((size_t)sparse_width(s.sparse) * s.sparse.size * (sizeof(real) + sizeof(int)), 64);
+}
+static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads) {
+    return threads * max_size(sparse_thread(s, s.first == 0, NULL).total, sparse_decode_bytes(s));
 }
 static inline char *sparse_workspace_take(AttentionShape s) {
-    return (char *)ops_workspace_take(sparse_workspace_bytes(s, omp_get_max_threads()));
+    return (char *)ops_workspace_take(sparse_attention_workspace_bytes(s, omp_get_max_threads()));
 }
 static inline SparseThread sparse_own(AttentionShape s, bool backward, char *memory) {
     return sparse_thread(s, backward, memory + omp_get_thread_num() * sparse_thread(s, backward, NULL).total);
@@ -97,7 +101,7 @@ static inline SparseKeys sparse_keys(AttentionShape s, int block, int part) {
 // The keys of the tile that row t sees: [low, high), from its first one on.
 static inline void sparse_visible(int *low, int *high, AttentionShape s, int b, int t, SparseKeys k) {
     *high = max_int(0, min_int(k.keys, s.first + t + 1 - k.k0));
-    *low = min_int(max_int(0, sparse_first_key(s, b, t, s.first + t) - k.k0), *high);
+    *low = min_int(max_int(0, attention_first_key(s, b, t) - k.k0), *high);
 }
 
 // x (rows of a chunk) = factor * the gathered rows of one head, zeros up to whole tiles
@@ -162,26 +166,12 @@ static inline void sparse_forward_head(floatX *out, real *lse, const floatX *q, 
     }
 }
 
-static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                  AttentionShape s) {
-    char *memory = sparse_workspace_take(s);
-#pragma omp parallel for schedule(dynamic)
-    for (int bh = 0; bh < s.B * s.NQ; bh++) {
-        int b = bh / s.NQ, h = bh % s.NQ;
-        SparseThread w = sparse_own(s, s.first == 0, memory);
-        sparse_forward_head(out + (size_t)b * s.T * s.ldo + h * s.o_head, lse ? lse + (size_t)bh * s.T : NULL, q, k, v,
-                            b, h, &w, s, s.ldo);
-    }
-}
-
-static inline size_t sparse_decode_bytes(AttentionShape s, int threads) {
-    return threads * round_up((size_t)sparse_width(s.sparse) * s.sparse.size * (sizeof(real) + sizeof(int)), 64);
-}
 // One new position per sequence: the rows of the cache of the blocks of its list.
 static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                  const int *first, int capacity, AttentionShape s) {
-    size_t keys = (size_t)sparse_width(s.sparse) * s.sparse.size, each = sparse_decode_bytes(s, 1);
-    char *memory = (char *)ops_workspace_take(sparse_decode_bytes(s, omp_get_max_threads()));
+    size_t keys = (size_t)sparse_width(s.sparse) * s.sparse.size, each = sparse_decode_bytes(s);
+    char *memory = sparse_workspace_take(s);
+    assert(s.NQ % s.NKV == 0 && s.T == 1);
 #pragma omp parallel for schedule(static)
     for (int bh = 0; bh < s.B * s.NQ; bh++) {
         int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV), n = 0;
@@ -210,4 +200,44 @@ static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const 
         for (int c = 0; c < s.DV; c++) o[c] /= sum;
         if (lse) lse[bh] = max + (real)log((double)sum);
     }
+}
+
+// As attention_forward_groups.
+static inline void sparse_forward_groups(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                         const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
+    int maps = attention_maps(s), signals = max_int(1, s.groups.signals), units = s.NQ / maps, ldn = units * s.DV;
+    char *memory = sparse_workspace_take(s);
+    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
+#pragma omp parallel for schedule(dynamic)
+    for (int item = 0; item < s.B * units; item++) {
+        int b = item / units, unit = item % units;
+        SparseThread w = sparse_own(s, s.first == 0, memory);
+        size_t row = (size_t)b * s.T;
+        floatX *noise = kept ? kept + row * ldn + unit * s.DV : NULL;
+        for (int m = maps - 1; m >= 0; m--) {
+            int h = unit * maps + m;
+            real *own = lse ? lse + ((size_t)b * s.NQ + h) * s.T : NULL;
+            floatX *o = out + row * s.ldo + (unit * signals + m) * s.o_head;
+            sparse_forward_head(m < signals ? o : noise, own, q, k, v, b, h, &w, s, m < signals ? s.ldo : ldn);
+            for (int t = 0; t < s.T && m < signals && noise; t++) {
+                real f = diff_factor(l[(row + t) * ldl + unit * signals + m], factor);
+                for (int c = 0; c < s.DV; c++) o[(size_t)t * s.ldo + c] -= f * noise[(size_t)t * ldn + c];
+            }
+        }
+    }
+}
+
+static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                            const int *first, int capacity, AttentionShape s) {
+    if (first) sparse_decode(out, lse, q, k, v, first, capacity, s);
+    else sparse_forward_groups(out, NULL, lse, q, k, v, NULL, 0, s, S_LINEAR);
+}
+
+static inline int sparse_diff_attention_kept(AttentionShape s) { return s.NQ / attention_maps(s); } // the noise heads
+
+static inline void sparse_diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q,
+                                                 const floatX *k, const floatX *v, const floatX *l, int ldl,
+                                                 AttentionShape s, Factor factor) {
+    sparse_forward_groups(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+    absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
 }

@@ -5,30 +5,7 @@ have one list. Equations in attention.h and diff_attention.h; method and numeric
 #pragma once
 #include "attention_backward.h"
 #include "attention_sparse.h"
-
-// diff_attention_forward: attention of the noise head into kept and of its signal heads into out, then the difference.
-static inline void sparse_pairs_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                        const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
-    int maps = attention_maps(s), signals = s.groups.signals, units = s.NQ / maps, ldn = units * s.DV;
-    char *memory = sparse_workspace_take(s);
-#pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < s.B * units; item++) {
-        int b = item / units, unit = item % units;
-        SparseThread w = sparse_own(s, true, memory);
-        size_t row = (size_t)b * s.T;
-        floatX *noise = kept + row * ldn + unit * s.DV;
-        for (int m = signals; m >= 0; m--) { // the noise head first
-            int h = unit * maps + m;
-            real *own = lse ? lse + ((size_t)b * s.NQ + h) * s.T : NULL;
-            floatX *o = out + row * s.ldo + (unit * signals + m) * s.o_head;
-            sparse_forward_head(m < signals ? o : noise, own, q, k, v, b, h, &w, s, m < signals ? s.ldo : ldn);
-            for (int t = 0; t < s.T && m < signals; t++) {
-                real f = diff_factor(l[(row + t) * ldl + unit * signals + m], factor);
-                for (int c = 0; c < s.DV; c++) o[(size_t)t * s.ldo + c] -= f * noise[(size_t)t * ldn + c];
-            }
-        }
-    }
-}
+#include "diff_attention.h"
 
 // P and dS of a row of all heads of a unit and the keys of a tile, whose scores and dP are in w; 0 for hidden keys.
 // i: of the chunk, t: of the sequence
@@ -90,19 +67,6 @@ static inline void sparse_backward_chunk(const AttentionHead *h, const int *rows
     }
 }
 
-// The arrays of a unit of sequence b, from those of the first.
-static inline AttentionHead sparse_unit(const AttentionHead *first, int b, int unit, AttentionShape s) {
-    AttentionHead h = *first;
-    int maps = attention_maps(s), signals = max_int(1, s.groups.signals);
-    size_t row = (size_t)b * s.T, q_at = row * s.ldq + unit * maps * s.q_head;
-    size_t o_at = row * s.ldo + unit * signals * s.o_head;
-    h.b = b;
-    h.dq += q_at, h.q += q_at, h.out += o_at, h.dout += o_at, h.lse += ((size_t)b * s.NQ + unit * maps) * s.T;
-    if (!h.noise) return h;
-    h.noise += row * h.ldn + unit * s.DV, h.l += row * h.ldl + unit * signals, h.dl += row * h.ldl + unit * signals;
-    return h;
-}
-
 // dk, dv and the dq of its heads, of key/value head kv of sequence b
 static inline void sparse_backward_group(const AttentionHead *first, floatX *dk, floatX *dv, const floatX *k,
                                          const floatX *v, int b, int kv, const SparseThread *w, AttentionShape s,
@@ -124,7 +88,7 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
             attention_copy_panels(w->vt, v + v_at + at, part.keys, part.padded, s.DV, w->DV, s.ldkv);
             attention_copy_rows(w->k, k + k_at + at, part.keys, part.keys, s.D, w->D, s.ldkv, 1);
             for (int u = kv * units; u < (kv + 1) * units; u++) {
-                AttentionHead h = sparse_unit(first, b, u, s);
+                AttentionHead h = attention_head(*first, b, u, s);
                 for (int r = starts[j]; r < starts[j + 1]; r += ATTENTION_ROWS, begins = false)
                     sparse_backward_chunk(&h, w->rows + r, min_int(ATTENTION_ROWS, starts[j + 1] - r), part, begins, w,
                                           s);
@@ -135,12 +99,30 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
     }
 }
 
-static inline void sparse_backward(const AttentionHead *first, floatX *dk, floatX *dv, const floatX *k, const floatX *v,
-                                   AttentionShape s, bool add_dv) {
+static inline void sparse_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k, const floatX *v,
+                                         AttentionShape s, bool add_dv) {
+    assert(s.NQ % s.NKV == 0 && s.first == 0);
     char *memory = sparse_workspace_take(s);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * s.NKV; item++) {
         SparseThread w = sparse_own(s, true, memory);
-        sparse_backward_group(first, dk, dv, k, v, item / s.NKV, item % s.NKV, &w, s, add_dv);
+        sparse_backward_group(&first, dk, dv, k, v, item / s.NKV, item % s.NKV, &w, s, add_dv);
     }
+    if (s.rope) rope_backward(first.dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
+}
+
+static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                             const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                             AttentionShape s, bool add_dv) {
+    sparse_backward_heads(attention_first_head(dq, dout, out, lse, q), dk, dv, k, v, s, add_dv);
+}
+
+static inline void sparse_diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
+                                                  const floatX *dout, const floatX *out, const floatX *kept,
+                                                  const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                                  const floatX *l, int ldl, AttentionShape s, Factor factor) {
+    (void)dkept;
+    AttentionHead first = attention_first_head(dq, dout, out, lse, q);
+    attention_set_group(&first, dl, kept, l, ldl, s, factor);
+    sparse_backward_heads(first, dk, dv, k, v, s, false);
 }

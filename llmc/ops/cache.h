@@ -65,7 +65,6 @@ static inline DecodeWorkspace decode_workspace(AttentionShape s, int capacity, i
 }
 
 static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capacity, int threads) {
-    if (s.sparse.blocks) return sparse_decode_bytes(s, threads);
     return decode_workspace(s, capacity, threads, NULL).total * sizeof(real);
 }
 
@@ -139,10 +138,6 @@ static inline void decode_merge(floatX *out, real *lse, const real *o, const rea
 static inline void attention_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                     const int *first, int capacity, AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && s.T == 1);
-    if (s.sparse.blocks) {
-        sparse_decode(out, lse, q, k, v, first, capacity, s);
-        return;
-    }
     int items = 0, group = s.NQ / s.NKV;
     for (int b = 0; b < s.B; b++) items += s.NKV * decode_parts(min_int(first[b] + 1, capacity));
     real *memory = ops_workspace_take(attention_decode_workspace_bytes(s, capacity, omp_get_max_threads()));

@@ -23,20 +23,23 @@ static inline int diff_attention_kept(AttentionShape s) { return s.NQ / attentio
 
 static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
-    if (s.sparse.blocks) sparse_pairs_forward(out.data, kept, lse, q, k, v, l, ldl, s, factor);
-    else attention_forward_groups(out.data, kept, lse, q, k, v, l, ldl, s, factor);
+    attention_forward_groups(out.data, kept, lse, q, k, v, l, ldl, s, factor);
     absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+}
+
+// Of the first group: the arrays of its noise head and of lambda, by their names in diff_attention_backward.
+static inline void attention_set_group(AttentionHead *first, floatX *dl, const floatX *kept, const floatX *l, int ldl,
+                                       AttentionShape s, Factor factor) {
+    first->noise = kept, first->l = l, first->dl = dl, first->factor = factor;
+    first->ldn = diff_attention_kept(s) * s.DV, first->ldl = ldl;
 }
 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor) {
-    AttentionHead first;
     (void)dkept;
-    memset(&first, 0, sizeof(first));
-    first.dq = dq, first.q = q, first.out = out, first.dout = dout, first.lse = lse;
-    first.noise = kept, first.l = l, first.dl = dl, first.factor = factor;
-    first.ldn = s.NQ / attention_maps(s) * s.DV, first.ldl = ldl;
+    AttentionHead first = attention_first_head(dq, dout, out, lse, q);
+    attention_set_group(&first, dl, kept, l, ldl, s, factor);
     attention_backward_heads(first, dk, dv, k, v, s, false);
 }

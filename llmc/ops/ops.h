@@ -109,7 +109,8 @@ static inline void rope_forward(floatX *x, const real *table, int B, int T, int 
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                  const int *first);
 
-// Block-sparse attention (sparse.h): a row attends to the blocks of keys of its list alone.
+// Block-sparse attention (sparse.h): a row attends to the blocks of keys of its list alone. Operations named sparse_*
+// and statistics read this; other operations attend to all keys.
 enum { SPARSE_BLOCKS_LIMIT = 64 };
 typedef struct {
     int blocks, size; // blocks of a list besides the first and the row's own; positions of a block; blocks 0: attention
@@ -185,6 +186,14 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv); // =; with add_dv dv += (a second key set reads
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
+// Block-sparse twins of attention_forward and attention_backward. With first and capacity: that of attention_decode;
+// first NULL: no cache
+static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                            const int *first, int capacity, AttentionShape s);
+static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                             const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                             AttentionShape s, bool add_dv);
+static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads);
 
 // Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads,
 // then diff_combine. out (N,OH,DV) has the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with
@@ -198,6 +207,15 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor);
+// Block-sparse twins
+static inline int sparse_diff_attention_kept(AttentionShape s);
+static inline void sparse_diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q,
+                                                 const floatX *k, const floatX *v, const floatX *l, int ldl,
+                                                 AttentionShape s, Factor factor);
+static inline void sparse_diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
+                                                  const floatX *dout, const floatX *out, const floatX *kept,
+                                                  const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                                  const floatX *l, int ldl, AttentionShape s, Factor factor);
 
 // Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host
 // array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the

@@ -13,17 +13,9 @@ sparse.h: which blocks of keys a query attends to in block-sparse attention (att
   source   Lu et al. 2025 (arXiv 2502.13189), "MoBA: mixture of block attention for long-context LLMs"
 */
 #pragma once
+#include "attention.h"
 #include "ops.h"
 #include "tile.h"
-
-// The first key that query row t of sequence b at `position` may attend to: of its document, and of its window.
-static inline int sparse_document(AttentionShape s, int b, int t) {
-    return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-}
-static inline int sparse_first_key(AttentionShape s, int b, int t, int position) {
-    int document = sparse_document(s, b, t);
-    return s.window ? max_int(document, position - s.window + 1) : document;
-}
 
 static inline void sparse_means(real *means, const floatX *k, const int *first, int capacity, int sets,
                                 AttentionShape s) {
@@ -74,8 +66,10 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
 #pragma omp parallel for schedule(static)
     for (int item = 0; item < s.B * s.T * s.NKV; item++) {
         int kv = item % s.NKV, n = item / s.NKV, b = n / s.T, t = n % s.T;
-        int position = (first ? first[b] : 0) + t, own = position / p.size, count = 0;
-        int low = sparse_first_key(s, b, t, position) / p.size, start = sparse_document(s, b, t) / p.size;
+        AttentionShape row = s;
+        row.first = first ? first[b] : 0;
+        int own = (row.first + t) / p.size, count = 0;
+        int low = attention_first_key(row, b, t) / p.size, start = s.first_key ? s.first_key[n] / p.size : 0;
         int best[SPARSE_BLOCKS_LIMIT];
         real scores[SPARSE_BLOCKS_LIMIT], sum[2 * 256]; // the sum of the queries, of each key set
         for (int i = 0; i < sets * s.D; i++) sum[i] = 0;

@@ -16,12 +16,6 @@ enum { FP32_BYTES = 4 }; // gradients, optimizer states, master weights, statist
 // Limit of attention's workspace, in bytes, when the device's memory is unknown.
 enum { GPU_ATTENTION_LIMIT = 1 << 30 };
 
-// The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, the rows of each.
-static inline size_t sparse_device_bytes(AttentionShape s) {
-    size_t rows = (size_t)s.T * sparse_width(s.sparse) + 2 * (size_t)((s.T + s.sparse.size - 1) / s.sparse.size);
-    return (size_t)s.B * s.NQ * s.T * FP32_BYTES + (size_t)s.B * s.NKV * rows * sizeof(int);
-}
-
 // Rows of logits that a GPU computes at a time. Each chunk of rows reads and writes the whole fp32 gradient of the
 // head: 8 V C bytes for 2 rows V C FLOPs. On an H200 this takes a tenth of the product's time at 8192 rows and a fifth
 // at 4096. Both counts are whole tiles of the library's kernels and occupy all multiprocessors (dx: rows*C / (128*256)

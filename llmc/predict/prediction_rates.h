@@ -77,8 +77,7 @@ static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const O
 }
 // Whether a signal head and its noise head are computed together (diff_attention.cuh).
 static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, AttentionShape s) {
-    return s.groups.noise && s.groups.signals == 1 && !s.sparse.blocks && predicted_own(gpu, o, s, true) &&
-           predicted_fits(s);
+    return s.groups.noise && s.groups.signals == 1 && predicted_own(gpu, o, s, true) && predicted_fits(s);
 }
 // Whether the built-in kernels are those of wgmma (hopper_heads).
 static inline bool predicted_wgmma(const DevicePeak *gpu, AttentionShape s) {

@@ -12,7 +12,7 @@ space that nothing dereferences. Sizes of workspaces and copies are those of the
 #ifndef RECORDED_OPS
 #define RECORDED_OPS
 #endif
-#include "../ops/ops.h"
+#include "../ops/attention_sparse_apart.h"
 
 static inline void *buffer_alloc(size_t bytes, const char *what);
 static inline void buffer_free(void *p);
@@ -177,7 +177,6 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     bool documents = recorded.options->doc_mask;
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
-    if (s.sparse.blocks) return sparse_device_bytes(s);
     if (by != BY_CUDNN) return (size_t)s.B * s.NQ * s.T * (by == BY_TENSOR_CORES ? s.D + 4 : 1) * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
     head +=
@@ -217,6 +216,15 @@ static inline void record_attention_backward(const char *name, AttentionShape s,
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
+    record_attention_backward(__func__, s, predicted_attention(recorded.device, recorded.options, s, true));
+}
+static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                            const int *first, int capacity, AttentionShape s) {
+    record_attention(__func__, s, predicted_attention(recorded.device, recorded.options, s, false), false);
+}
+static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                             const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                             AttentionShape s, bool add_dv) {
     record_attention_backward(__func__, s, predicted_attention(recorded.device, recorded.options, s, true));
 }
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
