@@ -1,6 +1,7 @@
-# make                     builds the trainer for CPUs and text_to_shards
+# make                     builds the trainer for CPUs, predict_diffv2 and text_to_shards
 # make train_diffv2        the trainer for CPUs
 # make train_diffv2cu      the trainer for GPUs (requires the CUDA toolkit 13)
+# make predict_diffv2      predicts memory and speed on a GPU
 # make text_to_shards      converts text files to token shards
 # make test_diffv2cu       tests the CUDA operations against their C twins, on a GPU
 # make all-archs           both CUDA programs for all supported architectures, in bf16 and fp32
@@ -98,7 +99,7 @@ ifdef REAL
   CPPFLAGS += -DREAL=$(REAL)
 endif
 # Programs of tests, whose speed nobody measures, compile in a third of the time.
-TEST_PROGRAMS = test_diffv2 test_operations test_rooms
+TEST_PROGRAMS = test_diffv2 test_operations test_prediction test_rooms
 TEST_FLAGS = $(if $(and $(filter file,$(origin OPT)),$(filter file,$(origin CFLAGS))),-O1 -g1)
 LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 
@@ -116,12 +117,14 @@ ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
 endif
 
 .PHONY: all test bench format docs rooms help clean all-archs
-.PHONY: train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
-all: train_diffv2 text_to_shards
+.PHONY: train_diffv2 predict_diffv2 text_to_shards train_diffv2cu test_diffv2cu
+all: train_diffv2 predict_diffv2 text_to_shards
 
 # Phony: another BUILD or PRECISION may have made the copy. -f: the program may be running.
 copy = cmp -s $< $@ || cp -f $< $@
 train_diffv2: $(BUILD)/train_diffv2
+	@$(copy)
+predict_diffv2: $(BUILD)/predict_diffv2
 	@$(copy)
 text_to_shards: $(BUILD)/text_to_shards
 	@$(copy)
@@ -137,12 +140,12 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
 # tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
 # planned faults and single_diffv2 has no MPI, for the tests of several ranks; with little optimization they compile in
-# a third of the time. predict_diffv2.o predicts steps for all of them.
+# a third of the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
-$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+PROGRAMS = train_diffv2 predict_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
+$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
-$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
 	$(CXX) $(LINK)
 $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 	$(CC) $(LINK)
@@ -197,7 +200,7 @@ train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 	@$(copy)
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	@$(copy)
-CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/predict_diffv2.o $(CUDA_BUILD)/revision.o
+CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/revision.o
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
@@ -208,8 +211,6 @@ $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	@echo "$(NVCC) $(CUDA_FLAGS) -c -o $@ $<"
 	@$(NVCC) $(CUDA_FLAGS) -Xptxas -v -c -o $@ $< 2>$@.ptxas; status=$$?; \
 	    grep -v '^ptxas info\|bytes stack frame' $@.ptxas >&2; exit $$status
-$(CUDA_BUILD)/predict_diffv2.o: predict_diffv2.c $(CUDA_BUILD)/flags
-	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 $(CUDA_BUILD)/attention_cudnn.o: llmc/cuda/attention_cudnn.cpp $(CUDA_BUILD)/flags
 	$(CACHED) $(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
 # The plans of cuDNN for other devices (tests/cudnn_plans.cpp), with a replacement for the driver.
@@ -237,8 +238,8 @@ rooms:
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
-	rm -rf $(filter-out $(BUILD)/python $(BUILD)/venv-%,$(wildcard $(BUILD)/*)) train_diffv2 text_to_shards \
-	    train_diffv2cu test_diffv2cu
+	rm -rf $(filter-out $(BUILD)/python $(BUILD)/venv-%,$(wildcard $(BUILD)/*)) train_diffv2 predict_diffv2 \
+	    text_to_shards train_diffv2cu test_diffv2cu
 
 include dev/cuda_on_cpu/rules.mk
 include dev/ptx/rules.mk

@@ -1,8 +1,7 @@
 /*
-predict_diffv2.c: the prediction of a training step on a GPU (--dry-run --device NAME): the trainer with operations that
-record their FLOPs, bytes and times instead of computing (llmc/predict/recorded_operations.h). Model, forward, backward
-and update are the very lines that train; precision, device and ranks are data. One object serves the CPU program and
-the CUDA program.
+predict_diffv2.c: predicts the memory and the time of a training step on a GPU: the trainer with operations that record
+their FLOPs, bytes and times instead of computing (llmc/predict/recorded_operations.h). Model, forward, backward and
+update are the very lines that train; precision, device and ranks are data.
 
   plan   that of the bf16 program: plan_build with the sizes of its types, workspaces and copies
   step   from the update of the step before to the gradients' norm: collectives of the update overlap the forward.
@@ -13,17 +12,18 @@ the CUDA program.
 #define inline                                      // no warning of operations that are declared but not defined
 #define RECORDED_OPS
 #include "llmc/predict/recorded_operations.h"
-#include "llmc/predict/prediction.h"
+#include "llmc/options/options.h"
+#include "llmc/predict/prediction_report.h"
+#include "llmc/run/init_model.h"
 #include "train_diffv2.c"
 
-void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                    int ranks, int zero, const Options *options) {
+static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
+                           Recompute recompute, int ranks, int zero, const Options *options) {
     RunRanks of = options_run_ranks(options, 0, ranks);
     of.zero = zero;
     recorded.options = options;
     recorded.device = device_peak_named(options->device);
     plan_build(plan, config, B, T, purpose, recompute, of);
-    plan->device = recorded.device;
 }
 
 static void predict_micro_step(Model *model, int micro, bool last, double times) {
@@ -35,7 +35,7 @@ static void predict_micro_step(Model *model, int micro, bool last, double times)
                      (double)o->total_batch);
 }
 
-Prediction predict_step(const ModelPlan *plan, const Options *options, int change) {
+static Prediction predict_step(const ModelPlan *plan, const Options *options, int change) {
     Prediction p;
     Model model;
     size_t N = (size_t)plan->B * plan->T;
@@ -43,10 +43,10 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     memset(&p, 0, sizeof(p));
     memset(&model, 0, sizeof(model));
     memset(&recorded, 0, sizeof(recorded));
-    p.plan = plan, p.options = options;
+    p.plan = plan, p.options = options, p.device = device_peak_named(options->device);
     p.micro_steps = (double)options->total_batch / ((double)N * plan_ranks(plan));
-    for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, plan->device->generation, change);
-    recorded.p = &p, recorded.options = options, recorded.device = plan->device;
+    for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, p.device->generation, change);
+    recorded.p = &p, recorded.options = options, recorded.device = p.device;
     recorded.times = 1;
     comm.ranks = plan_ranks(plan), comm.group_ranks = plan->sharding.ranks;
     model.plan = *plan; // with its lists
@@ -61,12 +61,78 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     own_squares(&model.state, squares);
     double hidden = fmax(0, p.reduce_ms + p.gather_ms - p.exposed_ms);
     double numbers = (double)plan_ranks(plan) * (AGREED_NUMBERS + plan->sharding.count) * sizeof(double);
-    if (comm.ranks > 1) p.agree_ms = AGREE_HOST_MS + ring_of(&p, ring_of_all(plan), numbers).ms;
+    if (comm.ranks > 1) p.agree_ms = AGREE_HOST_MS + ring_of(&p, ring_of_all(&p), numbers).ms;
     p.exposed_ms += p.assumed[ASSUME_OVERLAP] * hidden + p.agree_ms;
     p.class_ms[CLASS_COMMUNICATION] = p.bound_ms[BOUND_COMMUNICATION] = p.exposed_ms;
     for (int i = 0; i < PREDICTION_CLASSES; i++) p.step_ms += p.class_ms[i];
     state_free(&model.state, true);
     free(model.acts.layers);
+    free(model.layers);
+    free(model.mlps);
     free(squares);
     return p;
+}
+
+// Reports a --device that no row matches. Returns 1.
+static int unknown_device(const char *name) {
+    char list[2048] = "";
+    size_t used = 0;
+    OptionText shown;
+    for (int i = 0; i < DEVICE_PEAK_COUNT; i++)
+        if (i == 0 || strcmp(device_peaks[i].name, device_peaks[i - 1].name) != 0)
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", device_peaks[i].name);
+    assert(used < sizeof(list));
+    warn("--device '%s' is unknown: it must be one of %s, or a prefix of one", option_shown(shown, name), list);
+    return 1;
+}
+
+static int device_problems(const Options *o) {
+    const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
+    int problems = 0;
+    if (!o->device && !o->refused[option_row("device")])
+        REFUSE(problems, "the GPU is missing: specify --device NAME, such as H100");
+    else if (o->device && !gpu) problems += unknown_device(o->device);
+    if (gpu && o->gemm == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
+        REFUSE(problems,
+               "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
+               gpu->name);
+    if (options_given(o, "link-gbs") && o->ranks <= 1) REFUSE(problems, "--link-gbs requires --ranks W with W above 1");
+    return problems;
+}
+
+// The options and the model. Ends the program with status 2 after reporting all errors.
+static ModelConfig predict_configure(Options *o) {
+    int problems = options_report(o) + device_problems(o) + options_sharding_problems(o);
+    if (o->init && problems == 0) {
+        init_refuse_run(o->init);
+        ModelConfig loaded = config_json_read(o->init);
+        init_refuse_conversion(o, &loaded, o->init);
+        init_sparse(o, &loaded);
+        options_adopt_model(o, &loaded);
+    }
+    options_adopt_data(o);
+    options_derive(o, options_ranks(o));
+    problems += options_number_problems(o, options_ranks(o));
+    if (problems) program_exit(EXIT_USAGE);
+    return options_config(o);
+}
+
+int main(int argc, char **argv) {
+    Options o;
+    ModelPlan plan, sampling;
+    program_begin();
+    options_read(&o, argc, argv);
+    if (!options_answer(&o, true)) {
+        ModelConfig config = predict_configure(&o);
+        int ranks = options_ranks(&o), zero = (int)o.zero;
+        predicted_plan(&plan, &config, (int)o.batch_size, config.T, FOR_TRAINING, (Recompute)o.recompute, ranks, zero,
+                       &o);
+        if (o.sample_every) {
+            predicted_plan(&sampling, &config, 1, config.T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, &o);
+            plan.workspace_bytes = max_size(plan.workspace_bytes, sampling.workspace_bytes); // both models share it
+        }
+        print_prediction(&plan, o.sample_every ? &sampling : NULL, &o);
+        if (o.prediction_out) write_prediction(o.prediction_out, &plan, o.sample_every ? &sampling : NULL, &o);
+    }
+    program_exit(end_of_output(EXIT_DONE));
 }

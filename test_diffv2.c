@@ -33,7 +33,6 @@ the default build tests files and processes.
 #include "tests/sharding.h"
 #include "tests/evaluation.h"
 #include "tests/choices.h"
-#include "tests/prediction.h"
 
 static const TestTable test_tables[] = {
     {"model", TESTS(model_tests), EVERY_BUILD},
@@ -55,7 +54,6 @@ static const TestTable test_tables[] = {
     {"statistics", TESTS(stats_program_tests), FP32_BUILD},
     {"spikes", TESTS(spikes_tests), FP32_BUILD},
     {"sharding", TESTS(sharding_tests), EVERY_BUILD},
-    {"prediction", TESTS(prediction_tests), FP32_BUILD},
     {"evaluation", TESTS(evaluation_tests), EVERY_BUILD},
     {"choices", TESTS(choices_tests), EVERY_BUILD},
 };

@@ -16,27 +16,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/options/options_table.h"
 #include "llmc/model/key_blocks.h"
 #include "llmc/model/layer_tensors.h"
-#ifndef RECORDED_OPS
-#include "llmc/base/random.h"
-#include "llmc/run/apply_changes.h"
-#include "llmc/run/checkpointer.h"
-#include "llmc/run/divergence.h"
-#include "llmc/predict/dry_run.h"
-#include "llmc/options/environment.h"
-#include "llmc/evaluate/evaluation.h"
-#include "llmc/evaluate/generated_text.h"
-#include "llmc/evaluate/gradient_dump.h"
-#include "llmc/run/inputs.h"
-#include "llmc/model/initial_values.h"
-#include "llmc/run/resume.h"
-#include "llmc/run/run_description.h"
-#include "llmc/run/run_records.h"
-#include "llmc/options/schedule.h"
-#include "llmc/run/step_exchange.h"
-#include "llmc/run/stop_agreement.h"
-#include "llmc/run/trial.h"
-#include "llmc/run/unread_data.h"
-#endif
 
 // ---------------------------------------------------------------------------------------------------
 // The model
@@ -563,7 +542,27 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
-#ifndef RECORDED_OPS // predict_diffv2.c ends here
+#ifndef RECORDED_OPS // predict_diffv2.c includes what is above
+#include "llmc/base/random.h"
+#include "llmc/run/apply_changes.h"
+#include "llmc/run/checkpointer.h"
+#include "llmc/run/divergence.h"
+#include "llmc/run/dry_run.h"
+#include "llmc/options/environment.h"
+#include "llmc/evaluate/evaluation.h"
+#include "llmc/evaluate/generated_text.h"
+#include "llmc/evaluate/gradient_dump.h"
+#include "llmc/run/inputs.h"
+#include "llmc/model/initial_values.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/run_description.h"
+#include "llmc/run/run_records.h"
+#include "llmc/options/schedule.h"
+#include "llmc/run/step_exchange.h"
+#include "llmc/run/stop_agreement.h"
+#include "llmc/run/trial.h"
+#include "llmc/run/unread_data.h"
+
 // ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: measurements and generation
 
@@ -889,7 +888,6 @@ static int run_stopped(Run *run) {
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
     print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
-    warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     run->checkpointer.saved_step = run->state.step;
@@ -932,7 +930,6 @@ static int run_train(Run *run) {
     }
     if (s->step < o->steps || s->measurement_due) return divergence_end(c, run->start_loss, V, run_stopped(run));
     print_done(done, busy, run->data.train.wait_seconds, c->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
-    if (done) print_predicted_step(&run->model.plan, o, ops_rated(), 1e3 * busy / (double)done);
     print_spikes(&s->guard);
     return divergence_end(c, run->start_loss, V, EXIT_DONE);
 }
@@ -953,7 +950,6 @@ static void run_plan(Run *run, const ModelConfig *config) {
         size_t *bytes = &run->model.plan.workspace_bytes; // both models share it
         *bytes = max_size(*bytes, run->sampling_model.plan.workspace_bytes);
     }
-    if (o->device) return;
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
 }
@@ -1203,12 +1199,6 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }
     return EXIT_DONE;
-}
-
-// The exit status of a program that has printed everything.
-static int end_of_output(int status) {
-    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
-    return status;
 }
 
 int main(int argc, char **argv) {

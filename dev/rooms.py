@@ -6,7 +6,8 @@ Usage: dev/rooms.py [--root DIRECTORY] [--counts]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   --counts   prints a table instead: files, lines, casts to size_t and offenders of each room, then of larger parts
 
-  layers    an include stays in its room or points to a room of a lower layer
+  layers    an include stays in its room or points to a room of a lower layer; the trainer includes nothing of
+            llmc/predict, which is above it
   product   llmc/ and the trainer include nothing of dev/ or tests/
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
@@ -33,8 +34,9 @@ LAYERS = [
     ["model"],
     ["checkpoint"],
     ["options", "log"],
-    ["evaluate", "predict"],
+    ["evaluate"],
     ["run"],
+    ["predict"],
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER = ["train_diffv2.c", "train_diffv2.cu", "predict_diffv2.c"]
@@ -83,6 +85,8 @@ def wrong_includes(root):
             parts = pathlib.PurePath(target).parts
             if parts[0] in ("dev", "tests"):
                 yield f"{'/'.join(own)} includes {target}: the product includes nothing of {parts[0]}/"
+            elif own[0].startswith("train_diffv2.") and parts[:2] == ("llmc", "predict"):
+                yield f"{own[0]} includes {target}: predict lies above the trainer"
             elif own[0] == "llmc" and (parts[0] != "llmc" or len(parts) != 3 or parts[1] not in LAYER):
                 yield f"{'/'.join(own)} includes {target}, which is in no room of llmc/"
             elif own[0] == "llmc" and parts[1] != own[1] and LAYER[parts[1]] >= LAYER.get(own[1], -1):

@@ -21,7 +21,7 @@ PLACES = {
     TRAINER: (1.6, "model, forward, backward, update, main", "train_diffv2.cu: with CUDA operations"),
     "run": (1.6, "inputs, checkpointing, resume, rollback,", "spikes, divergence, records, signals"),
     "evaluate": (0.8, "validation, choices, recall, attention,", "generation, gradients"),
-    "predict": (2.4, "memory, speed and time of a run", "on a device; --dry-run"),
+    "predict": (1.6, "predict_diffv2.c: operations that record", "their cost; memory and time on a GPU"),
     "log": (2.4, "run.json, log.jsonl,", "progress"),
     "options": (0.8, "table, relations, parser, help;", "modes, environment"),
     "checkpoint": (1.6, "safetensors, checksums,", "atomic and background saves"),
@@ -47,8 +47,8 @@ path { fill: none; stroke: #57606a; stroke-width: 1.4 }
 
 
 def layers():
-    """The rooms of each layer, lowest first; the trainer is the last one."""
-    return [*rooms.LAYERS, [TRAINER]]
+    """The rooms of each layer, lowest first; the trainer lies below the highest one, which includes it."""
+    return [*rooms.LAYERS[:-1], [TRAINER], rooms.LAYERS[-1]]
 
 
 def arrows(root):
@@ -56,11 +56,12 @@ def arrows(root):
     found = set()
     for path in rooms.product(root):
         own = path.relative_to(root).parts
-        source = own[1] if own[0] == "llmc" else TRAINER
+        source = own[1] if own[0] == "llmc" else TRAINER if own[0].startswith("train_") else "predict"
         for target in rooms.includes(path, root):
             parts = pathlib.PurePath(target).parts
-            if parts[0] == "llmc" and parts[1] != source:
-                found.add((source, parts[1]))
+            room = parts[1] if parts[0] == "llmc" else parts[0]
+            if room != source and (parts[0] == "llmc" or room == TRAINER):
+                found.add((source, room))
     return found
 
 

@@ -23,7 +23,8 @@
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal, and no step is lost.
 #
 # Variables
-#   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs); with LAUNCH it may be in a container
+#   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs); with LAUNCH it may be in a container;
+#                  ./predict_diffv2 predicts the run, with RANKS=1 --ranks N --device NAME
 #   RANKS          processes on one machine (default: its GPUs, as restricted by CUDA_VISIBLE_DEVICES; the recipe's
 #                  number if nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
@@ -163,6 +164,7 @@ without() { # names, words...
 }
 
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
+[[ $program != *predict_diffv2 ]] || out='' # it starts no run
 [ -x "$program" ] || [ -n "${LAUNCH-}" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
     [[ $program == *cu ]] && mpi=none || mpi=pmix
@@ -236,7 +238,7 @@ run() {
     fi
     find_phase
     words_of "${phases[phase]}"
-    command+=("$program" --out "$out")
+    command+=("$program" ${out:+--out "$out"})
     if [ -e "$out/run.json" ]; then # it has its own weights, so without --init
         command+=(--resume)
         without " init ${replaced[phase]}" ${arguments[@]+"${arguments[@]}"}

@@ -24,7 +24,7 @@
 #   vectors          the C operations for the oldest x86-64, with vectors of 4 floats
 #   FP8              rounding to FP8 against ml_dtypes
 #   sanitizers       the C programs under AddressSanitizer and UndefinedBehaviorSanitizer
-#   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of --dry-run --device
+#   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of predict_diffv2
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA trainer compiles without warnings
 #                    for one architecture and precision, in turn by revision. Requires nvcc
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
@@ -116,7 +116,8 @@ run_pytest() { # Python environment, build directory, files or directories, opti
         skip "$1 in $environment: $(tail -n 1 "$scratch/python")"
         return
     fi
-    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
+    TRAIN_DIFFV2="$directory/train_diffv2" PREDICT_DIFFV2="$directory/predict_diffv2" \
+        TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
         run "$1 in $environment with $directory" "$python" -m pytest "$@" -m "${marks_of_tier[tier]}"
 }
 
@@ -175,9 +176,9 @@ help_without_ranks() {
 # Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
 speed=(OPT=-O1 DEBUG=-g1)
 [ "$tier" -lt 3 ] || speed=(OPT=-O3)
-test_programs=(test_operations test_rooms test_diffv2)
+test_programs=(test_operations test_rooms test_prediction test_diffv2)
 float() {
-    build "float" train_diffv2 text_to_shards build/{train_diffv2,text_to_shards,faulty_diffv2} \
+    build "float" train_diffv2 text_to_shards build/{train_diffv2,predict_diffv2,text_to_shards,faulty_diffv2} \
         "${test_programs[@]/#/build/}" || return
     if [ "$tier" -eq 3 ] && build "C++" build/train_diffv2_cpp; then
         if compare_languages; then
@@ -229,11 +230,12 @@ sanitized() {
     fi
     local programs=("${test_programs[@]}")
     tests_of_tier=()
-    [ "$tier" -lt 3 ] || programs+=(train_diffv2 text_to_shards faulty_diffv2 single_diffv2)
+    [ "$tier" -lt 3 ] || programs+=(train_diffv2 predict_diffv2 text_to_shards faulty_diffv2 single_diffv2)
     build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]/#/build/asan/}" || return
     run_tests build/asan test_operations
     if [ "$tier" -eq 3 ]; then
         run_tests build/asan test_rooms
+        run_tests build/asan test_prediction
         run_tests build/asan test_diffv2
         run_pytest tests build/asan tests/programs
     else # the watchdog's twelve processes would be too late; of the models, what has shapes of its own
@@ -249,7 +251,8 @@ avx2() {
         return
     fi
     export DNNL_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive
-    build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 build/avx2/{train_diffv2,text_to_shards,faulty_diffv2} \
+    build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 \
+        build/avx2/{train_diffv2,predict_diffv2,text_to_shards,faulty_diffv2} \
         "${test_programs[@]/#/build/avx2/}" || return
     echo 'int omp_get_num_procs(void) { return 3; }' | cc -shared -fPIC -o "$three" -x c -
     for program in "${test_programs[@]}"; do run_tests build/avx2 "$program"; done
@@ -317,7 +320,8 @@ cuda_threads() { # one thread: the barriers of OpenMP are not instrumented
 cuda_tools() {
     if ! has_cuda_headers; then
         skip "CUDA tools: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
-    elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
+    elif build "CUDA tools" build/{train_diffv2,predict_diffv2,text_to_shards} \
+        build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
         marks_of_tier[2]="not slow"
@@ -418,7 +422,7 @@ data() {
     build "the tokenizer as a filter" build/{encode_text,text_to_shards,train_diffv2} && run_pytest tests build data
 }
 runs() {
-    build "the trainer" train_diffv2 text_to_shards || return
+    build "the trainer" train_diffv2 predict_diffv2 text_to_shards || return
     [ "$tier" -eq 2 ] || run_pytest tests build tests/{readme,golden,convert}_test.py
     [ "$tier" -gt 1 ] || return 0
     marks_of_tier[2]="not slow"
@@ -460,7 +464,7 @@ lab() {
         skip "lab: the page in a browser: $(tail -n 1 "$scratch/browser")"
         options=(-k "not browser")
     fi
-    build "the trainer" build/train_diffv2 build/text_to_shards \
+    build "the trainer" build/{train_diffv2,predict_diffv2,text_to_shards} \
         && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
 }
 fuzzing() {

@@ -375,7 +375,8 @@ static void check_attention_choice(const Case *c) {
                                   : test_text("(%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
     const char *text = attention_backend();
     EXPECT(!bf16 || strstr(text, why), "'%s' does not contain '%s'", text, why);
-    EXPECT(!bf16 || attention_built_in() == (n[6] != 0), "built in: %d", attention_built_in());
+    EXPECT(!bf16 || !attention_state.plans[0].parts == (n[6] != 0), "parts of cuDNN: %d",
+           attention_state.plans[0].parts);
     EXPECT(!bf16 || !attention_warning(), "a warning");
     attention_stop();
     attention_times = attention_measured;

@@ -8,8 +8,9 @@ A transcript is a list of shell commands. The output of each follows it:
   lines of stdout and stderr
   (exit 1)            if the exit status is not 0
 
-All commands of a file run in order in one empty directory. They find the programs train_diffv2, make_data (writes
-train.bin, val.bin, choices.bin) and keys FILE... (prints the keys of JSON files), and the repository as $ROOT.
+All commands of a file run in order in one empty directory. They find the programs train_diffv2, predict_diffv2,
+make_data (writes train.bin, val.bin, choices.bin) and keys FILE... (prints the keys of JSON files), and the repository
+as $ROOT.
 
 No transcript depends on the CPU or on variables that select its instructions (DNNL_MAX_CPU_ISA).
 
@@ -18,7 +19,7 @@ on the machine. WORKSPACE and MACHINE are these lines; the first pattern spares 
 variables are not keys.
 
 Usage: tests/golden_test.py --update    writes what the program prints into the transcripts, whose commands stay
-Variables: TRAIN_DIFFV2 (build/train_diffv2): the command of the program
+Variables: TRAIN_DIFFV2, PREDICT_DIFFV2 (build/train_diffv2, build/predict_diffv2): the commands of the programs
 """
 
 import json
@@ -41,7 +42,7 @@ MACHINE = re.compile(r"^this machine has .*", re.M)
 
 def masked(command, text):
     text = MACHINE.sub("this machine has #", text)
-    return text if "--device" in command else WORKSPACE.sub(r"\1 # MiB", text)
+    return text if "predict_diffv2" in command else WORKSPACE.sub(r"\1 # MiB", text)
 
 
 def blocks(text):
@@ -64,8 +65,10 @@ def run(path):
         programs, directory = Path(temporary) / "bin", Path(temporary) / "run"
         for made in (programs, directory):
             made.mkdir()
-        words = os.environ.get("TRAIN_DIFFV2", "build/train_diffv2").split()
-        tools = {"train_diffv2": " ".join(str(Path(w).resolve()) if Path(w).exists() else w for w in words)}
+        tools = {}
+        for name in ("train_diffv2", "predict_diffv2"):
+            words = os.environ.get(name.upper(), f"build/{name}").split()
+            tools[name] = " ".join(str(Path(w).resolve()) if Path(w).exists() else w for w in words)
         tools |= {name: f"{sys.executable} {Path(__file__).resolve()} --{name}" for name in ("make_data", "keys")}
         for name, command in tools.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')

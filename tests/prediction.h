@@ -1,12 +1,9 @@
 /*
-prediction.h: tests of --dry-run --device: FLOPs agree with the trainer's, times agree with values derived by hand, and
-less favourable assumptions never make a step faster.
+prediction.h: tests of predict_diffv2: FLOPs agree with those that the trainer counts, times agree with values derived
+by hand, and less favourable assumptions never make a step faster.
 */
 #pragma once
 #include "harness.h"
-#include "model.h"
-#include "planned_faults.h"
-#include "../llmc/base/json.h"
 
 // The plan of a preset on a device, with --zero 1 and one micro-step of B sequences per rank.
 typedef struct {
@@ -37,7 +34,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     if (model_config_problems(&c, &problem, 1)) return false;
     options_defaults(&run->options);
     run->options.device = strdup(device);
-    run->options.gemm = linear_in_fp8() ? GEMM_FP8 : GEMM_BF16;
+    run->options.gemm = GEMM_BF16;
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
     predicted_plan(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, ranks, 1, &run->options);
@@ -47,6 +44,13 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
                           int B, int ranks) {
     const PredictedLayers full = {0, 0, false, 0, 0, 0};
     return predicted_layers_run(run, device, preset, attention, NKV, B, ranks, full);
+}
+// The plan after a change of options.
+static void predicted_again(PredictedRun *run) {
+    ModelPlan old = run->model;
+    predicted_plan(&run->model, &old.config, old.B, old.T, FOR_TRAINING, RECOMPUTE_NOTHING, plan_ranks(&old), 1,
+                   &run->options);
+    plan_free(&old);
 }
 static void predicted_run_free(PredictedRun *run) {
     plan_free(&run->model);
@@ -316,10 +320,8 @@ static void test_prediction_of_groups(void) {
         predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
         size_t bytes = run.model.activations_bytes;
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        ModelConfig config = run.model.config;
-        plan_free(&run.model);
         run.options.sdpa = SDPA_OWN;
-        predicted_plan(&run.model, &config, 16, 2048, FOR_TRAINING, RECOMPUTE_NOTHING, 1, 1, &run.options);
+        predicted_again(&run);
         Prediction own = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
         double ratio =
             predicted_sum(&own, "diff_attention_backward", true) / predicted_sum(&p, "attention_backward", true);
@@ -329,7 +331,7 @@ static void test_prediction_of_groups(void) {
         EXPECT(own.class_ms[CLASS_COMBINE] == 0 && p.class_ms[CLASS_COMBINE] > 0, "%g ms of combinations",
                own.class_ms[CLASS_COMBINE]);
         ratio = own.class_ms[CLASS_ROPE] / p.class_ms[CLASS_ROPE];
-        double rope = run.model.device->generation == HOPPER ? 1 : 0.5; // whose kernel does not rotate
+        double rope = own.device->generation == HOPPER ? 1 : 0.5; // whose kernel does not rotate
         EXPECT(fabs(ratio - rope) < 1e-12, "RoPE takes %g of its time, not %g", ratio, rope);
         size_t saved = (size_t)N * HEADS * D * 2 * L / 2 + (size_t)N * HEADS * D * 2;
         EXPECT(bytes - run.model.activations_bytes == saved, "%zu bytes saved, not %zu",
@@ -365,7 +367,7 @@ static void test_published_attention(void) {
         AttentionShape s;
         memset(&s, 0, sizeof(s));
         s.B = published[i].B, s.T = 2 * published[i].T, s.NQ = s.NKV = published[i].NH, s.D = s.DV = published[i].D;
-        s.DV += 8 * predicted_wgmma(run.model.device, s); // no width of wgmma
+        s.DV += 8 * predicted_wgmma(p.device, s); // no width of wgmma
         double flops = published[i].backward ? attention_backward_flops(s) : attention_forward_flops(s);
         double rate = 1e-9 * flops / attention_ms(&p, s, BY_TENSOR_CORES, flops, 0, published[i].backward);
         EXPECT(fabs(rate / published[i].tflops - 1) < 0.16, "%s, T %d: %g TFLOP/s, published %g", published[i].device,
@@ -528,7 +530,7 @@ static void test_prediction_ring_times(void) {
         PredictedRun run;
         predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        double ms = ring_of(&p, ring_in_group(&run.model), 32 * 1048576.0).ms;
+        double ms = ring_of(&p, ring_in_group(&p), 32 * 1048576.0).ms;
         EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
         predicted_run_free(&run);
     }
@@ -544,14 +546,11 @@ static void test_prediction_groups(void) {
     for (int i = 0; i < 2; i++) {
         PredictedRun run;
         predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
-        int B = run.model.B, T = run.model.T;
-        ModelConfig c = run.model.config;
         Prediction one = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        plan_free(&run.model);
         run.options.zero_group = 8;
-        predicted_plan(&run.model, &c, B, T, FOR_TRAINING, RECOMPUTE_NOTHING, cases[i].ranks, 1, &run.options);
+        predicted_again(&run);
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        double ms = all_reduce_of(&p, ring_across_groups(&run.model), 32 * 1048576.0).ms;
+        double ms = all_reduce_of(&p, ring_across_groups(&p), 32 * 1048576.0).ms;
         EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
         EXPECT((p.step_ms < one.step_ms) == (cases[i].ranks > 16), "%d ranks: %.2f ms in groups, %.2f in one",
                cases[i].ranks, p.step_ms, one.step_ms);
@@ -580,9 +579,9 @@ static void test_prediction_fp8(void) {
     enum { L = 24, C = 2048, HEADS = 16 * 128, FUSED = 2 * HEADS + 2 * 8 * 128 + 16, F = 5504, N = 16 * 2048 };
     static const int weights[][2] = {{FUSED, C}, {C, HEADS}, {2 * F, C}, {C, F}};
     PredictedRun bf16, fp8;
-    if (linear_configure(GEMM_FP8)) return; // REAL=double
     predicted_run(&fp8, "H200", "1.4b", "diff_v2", 8, 16, 1);
-    linear_configure(GEMM_FP32);
+    fp8.options.gemm = GEMM_FP8;
+    predicted_again(&fp8);
     predicted_run(&bf16, "H200", "1.4b", "diff_v2", 8, 16, 1);
     double count = 0, copies = 0, work = 0;
     for (int i = 0; i < 4; i++) {
@@ -613,7 +612,6 @@ static void test_prediction_fp8(void) {
 // Experts are in FP8 on the generations where that is assumed to be faster; elsewhere they take the time of bf16.
 static void test_prediction_of_fp8_experts(void) {
     static const char *const devices[] = {"L40S", "H200", "B200"};
-    if (sizeof(real) != sizeof(float)) return;
     for (int g = 0; g < DEVICE_GENERATIONS; g++)
         EXPECT(generation_mma_fp8[g] ==
                    (assumption_value(ASSUME_EXPERT_FP8, (DeviceGeneration)g, ASSUMPTION_COUNT) > 1),
@@ -622,18 +620,15 @@ static void test_prediction_of_fp8_experts(void) {
         PredictedRun runs[2];
         double ms[2];
         for (int fp8 = 0; fp8 < 2; fp8++) {
-            linear_configure(fp8 ? GEMM_FP8 : GEMM_FP32);
             predicted_run(&runs[fp8], devices[i], "30b-a3b", "diff_v2", 0, 4, 1);
+            runs[fp8].options.gemm = fp8 ? GEMM_FP8 : GEMM_BF16;
+            predicted_again(&runs[fp8]);
             Prediction p = predict_step(&runs[fp8].model, &runs[fp8].options, ASSUMPTION_COUNT);
             ms[fp8] = p.class_ms[CLASS_EXPERT_GEMMS];
             EXPECT((predicted_sum(&p, "expert_linear_copy_weights", false) > 0) == (fp8 && i == 0), "%s", devices[i]);
         }
-        linear_configure(GEMM_FP32);
         EXPECT(i ? ms[1] == ms[0] : ms[1] < ms[0], "%s: %g ms in fp8, %g in bf16", devices[i], ms[1], ms[0]);
         for (int fp8 = 0; fp8 < 2; fp8++) predicted_run_free(&runs[fp8]);
-        ProgramResult r;
-        run_command(&r, "'%s' --dry-run --preset moe-small --gemm fp8 --device %s", test_program_path(), devices[i]);
-        EXPECT((strstr(r.out, " TFLOP/s), experts bf16") != NULL) == (i > 0), "%s: %.600s", devices[i], r.out);
     }
 }
 
@@ -710,8 +705,8 @@ static void test_prediction_of_experts(void) {
 }
 
 // The update of a layer: the first norm, the matrices of attention, the second norm with the vectors before it, and the
-// matrices of the MLP or of all experts. That of the model: the embedding, the last norm and the LM head. The predicted
-// number of calls is that of the trainer, which here updates with gradients of 0.
+// matrices of the MLP or of all experts. That of the model: the embedding, the last norm and the LM head. tests/model.h
+// has the same numbers for the trainer.
 static void test_prediction_of_updates(void) {
     static const struct {
         const char *preset, *attention;
@@ -728,15 +723,6 @@ static void test_prediction_of_updates(void) {
             if (strcmp(p.ops[k].name, "adamw_update") == 0)
                 EXPECT(p.ops[k].calls == cases[i].calls, "%s: %g updates, not %d", cases[i].preset, p.ops[k].calls,
                        cases[i].calls);
-        if (strcmp(cases[i].preset, "30b-a3b") != 0) { // which is too large for this machine
-            Model m;
-            case_open(&m, &run.model.config, 1, 8, FOR_TRAINING);
-            int before = updates_made;
-            model_update(&m, &run.options, 1e-3, 1, 1);
-            EXPECT(updates_made - before == cases[i].calls, "%s: %d updates made, not %d", cases[i].preset,
-                   updates_made - before, cases[i].calls);
-            case_close(&m);
-        }
         predicted_run_free(&run);
     }
 }
@@ -746,7 +732,7 @@ static double gather_ms(const Prediction *p, int group) {
     const Sharding *s = &p->plan->sharding;
     double sum = 0;
     for (int i = s->first[group]; i < s->first[group + 1]; i++)
-        sum += ring_of(p, ring_in_group(p->plan), 2.0 * (double)s->buckets[i].piece * s->ranks).ms;
+        sum += ring_of(p, ring_in_group(p), 2.0 * (double)s->buckets[i].piece * s->ranks).ms;
     return sum;
 }
 
@@ -777,38 +763,6 @@ static void test_prediction_of_sharded_parameters(void) {
         }
 }
 
-static void test_prediction_of_4096_gpus(void) {
-    ProgramResult r;
-    size_t size;
-    double step = 0, ends[2] = {0}, shown[2] = {0}, memory = 0, sum = 0;
-    const char *path = test_file("prediction.json");
-    run_command(&r,
-                "'%s' --dry-run --preset 13.1b --batch-size 1 --ranks 4096 --zero 2 --recompute 1 --device H200 "
-                "--dry-run-out '%s'",
-                test_program_path(), path);
-    EXPECT(r.status == EXIT_DONE && strstr(r.out, "rings over 512 machines of 8 GPUs at 320 GB/s (the network)") &&
-               strstr(r.out, "bound by communication"),
-           "status %d: %.600s", r.status, r.err);
-    const char *line = strstr(r.out, "\n  step ");
-    if (line) sscanf(line + 7, "%lf to %lf ms", &shown[0], &shown[1]);
-    char *text = file_read(path, 1 << 20, &size);
-    cJSON *json = text ? json_parse(text, size) : NULL, *item;
-    EXPECT(json && json_get_number(json, "step_ms", &step) && shown[0] < step && step < shown[1],
-           "%g ms in JSON, %g to %g on stdout", step, shown[0], shown[1]);
-    for (int i = 0; i < 2; i++) {
-        json_get_number(cJSON_GetObjectItemCaseSensitive(json, i ? "slow" : "fast"), "step_ms", &ends[i]);
-        EXPECT(fabs(ends[i] - shown[i]) < 0.01, "end %d: %g ms in JSON, %g on stdout", i, ends[i], shown[i]);
-    }
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(json, "classes")) sum += item->valuedouble;
-    EXPECT(fabs(sum / step - 1) < 1e-9, "classes take %g ms in a step of %g", sum, step);
-    // 2 bytes per weight, and the gradients of two layers and the embedding; the rest is sharded 4096 times
-    EXPECT(json_get_number(json, "memory_bytes", &memory) && memory > 36e9 && memory < 44e9 &&
-               cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "fits")),
-           "%g bytes", memory);
-    cJSON_Delete(json);
-    free(text);
-}
-
 static const Test prediction_tests[] = {
     {"a step of 1.4b on an H200 has the times derived by hand", test_prediction_step_times},
     {"published times of matrix products of many shapes lie in the predicted range", test_published_products},
@@ -836,5 +790,4 @@ static const Test prediction_tests[] = {
     {"a few tokens read few experts, many tokens all", test_experts_used},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
     {"a step has as few updates as settings and neighbours allow", test_prediction_of_updates},
-    {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };

@@ -39,6 +39,11 @@ PLANTED = [
         {"train_diffv2.c": '#include "tests/x.h"\n', "tests/x.h": ""},
         "nothing of tests/",
     ),
+    (
+        "an include of predictions by the trainer",
+        {"train_diffv2.c": '#include "llmc/predict/x.h"\n', "llmc/predict/x.h": ""},
+        "predict lies above the trainer",
+    ),
     ("a header outside the rooms", {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""}, "in no room"),
     (
         "a header that does not include what it uses",

@@ -30,7 +30,7 @@ ifneq ($(filter oncpu $(ONCPU)/% $(BUILD)/ptx/%,$(MAKECMDGOALS)),)
   $(call stamp,$(ONCPU)/flags,$(COMPILERS) $(SEARCHED) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) $(LDFLAGS) $(LDLIBS))
 endif
 
-$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # its kernels are compiled once, in test_trainer; dev/ptx links the object of test_diffv2.cu
 $(ONCPU)/test_diffv2: $(ONCPU)/test_trainer

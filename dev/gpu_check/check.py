@@ -22,7 +22,7 @@ results.json and log.txt, which are written after every case. A check of a devic
 results/gpu-DEVICE-DATE.txt and .json.
 
 Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
-TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
+TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2, PREDICT_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
 COMPUTE_SANITIZER: that program; LIMIT_SECONDS: an upper bound of all time limits.
 Exit status: 0 all parts passed (or were skipped, with the reason); 1 some failed; 2 usage; 3 out of time: run it again
 with the same --out.

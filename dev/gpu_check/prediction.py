@@ -1,4 +1,4 @@
-"""The trainer's prediction of a step on a device, and its comparison with a profile of bench_cuda."""
+"""The prediction of a step on a device by predict_diffv2, and its comparison with a profile of bench_cuda."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import tempfile
 def predict(program, device, options):
     """The prediction that the program writes: step_ms, classes {name: ms}, operations [{name, class, calls, ms}]."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        words = [*program, "--dry-run", "--device", device, "--dry-run-out", out.name, *[str(o) for o in options]]
+        words = [*program, "--device", device, "--out", out.name, *[str(o) for o in options]]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(words)}: status {done.returncode}: {done.stderr.strip()[-300:]}")

@@ -27,6 +27,7 @@ PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
     "TEST_DIFFV2CU_FP32": ("build/cuda_fp32/test_diffv2cu", "build/fp32/oncpu/test_diffv2"),
     "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
+    "PREDICT_DIFFV2": ("build/predict_diffv2", "build/predict_diffv2"),
 }
 SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/cuda_on_cpu/*")
 # What else a check, a build and a plan of the lab read

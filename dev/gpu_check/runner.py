@@ -239,15 +239,15 @@ class Check:
         return "" if status == 0 else last_line(text)
 
     def largest_batch(self, case, sizes, programs=1, options=(), without=()):
-        """The largest B of `sizes` for which the totals of --dry-run of so many programs fit in the device's memory
+        """The largest B of `sizes` for which the predicted totals of so many programs fit in the device's memory
         together; None if none does. case: (preset, attention, key/value heads, T). without: parts of the memory that a
         program does not allocate."""
         for B in sizes:
-            words = ["--dry-run", "--device", self.device() or "H200", *options_of(case, B), *options]
-            status, text = self.run([*self.program("TRAIN_DIFFV2"), *words], 60)
+            words = ["--device", self.device() or "H200", *options_of(case, B), *options]
+            status, text = self.run([*self.program("PREDICT_DIFFV2"), *words], 60)
             parts = re.search(r"^memory of the GPU\n((?:  .*\n)+)", text, re.MULTILINE)
             if status != 0 or not parts:
-                raise RuntimeError(f"--dry-run of {case}: {last_line(text)}")
+                raise RuntimeError(f"prediction of {case}: {last_line(text)}")
             mib = {name: float(x) for name, x in re.findall(r"^  (.*?) +([\d.]+) MiB$", parts[1], re.MULTILINE)}
             needed = mib["total"] - sum(mib.get(name, 0) for name in without)
             if self.free_bytes is None or programs * needed * 2**20 <= self.free_bytes:
@@ -255,7 +255,7 @@ class Check:
         return None
 
     def device(self):
-        """The name of the device for --dry-run --device; None if it is not listed. The emulation stands for an H200."""
+        """The name of the device for predict_diffv2; None if it is not listed. The emulation stands for an H200."""
         found = re.search(r"\b(A100|H100|H200|B200|L40S|RTX \d+)\b", self.store.all["device"] or "")
         return found[1] if found else "H200" if self.pretend else None
 

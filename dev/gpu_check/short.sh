@@ -104,7 +104,7 @@ prepare() { # check or gap
     dependencies
     local new=$work/diffv2_short bf16=(cuda_bf16/train_diffv2cu) fp32=() patterns program
     if [ "$1" = check ]; then
-        bf16+=(cuda_bf16/test_diffv2cu cuda_bf16/bench_cuda train_diffv2)
+        bf16+=(cuda_bf16/test_diffv2cu cuda_bf16/bench_cuda train_diffv2 predict_diffv2)
         fp32=(cuda_fp32/train_diffv2cu cuda_fp32/test_diffv2cu)
         build fp32 "${fp32[@]}"
     fi

@@ -121,12 +121,12 @@ def measure_profile(check, findings, case, sizes, options):
 
 
 def beside_prediction(check, findings, of, options, measured):
-    """Records the milliseconds of a step by class of work: predicted by --dry-run --device, and measured."""
+    """Records the milliseconds of a step by class of work: predicted by predict_diffv2, and measured."""
     if not check.device():
         findings.fact(f"{of}: no prediction", f"{check.store.all['device']} is not listed")
         return
     try:
-        expected = prediction.predict(check.program("TRAIN_DIFFV2"), check.device(), options)
+        expected = prediction.predict(check.program("PREDICT_DIFFV2"), check.device(), options)
     except (RuntimeError, OSError) as error:
         findings.fact(f"{of}: no prediction", str(error)[:300])
         return

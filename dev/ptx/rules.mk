@@ -36,7 +36,7 @@ $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(filter-out 0,$(4))): $(PTX)/
 $(PTX)/sm_$(1)/$(2)_parts/host.o: $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp
 	objcopy --globalize-symbols=$$(@D)/symbols $(ONCPU)/$(2).cu.o $$@
 $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.o,$(4)) \
-  $(PTX_LAYER) $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+  $(PTX_LAYER) $(ONCPU_LAYER) $(BUILD)/revision.o
 	$$(CXX) $$(ONCPU_CFLAGS) -fopenmp $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
 .PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
 endef

@@ -148,6 +148,12 @@ static inline void program_begin(void) {
           (unsigned long long)stack.rlim_cur >> 10, STACK_LEAST >> 10);
 }
 
+// The exit status of a program that has printed everything.
+static inline int end_of_output(int status) {
+    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
+    return status;
+}
+
 // Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.
 static inline void stdout_discard(void) {
     CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));

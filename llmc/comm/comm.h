@@ -65,11 +65,11 @@ static inline void comm_barrier(void) {
 
 // Memory of a rank that the library itself takes, and its name for the memory report.
 static inline size_t comm_library_bytes(int ranks, const char **of) {
-#ifdef DEVICE_OPS
-#ifdef USE_NCCL
+#if defined(DEVICE_OPS) && defined(USE_NCCL)
     *of = "NCCL";
     if (nccl.measured) return nccl.own_bytes;
 #endif
+#if defined(DEVICE_OPS) || defined(RECORDED_OPS)
     *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
     return ranks > 1 ? 320 << 20 : 0;
 #else

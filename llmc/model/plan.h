@@ -8,7 +8,6 @@ data: a plan exists without the model's memory, so that --dry-run and memory rep
 #pragma once
 #include "../experts/operations.h"
 #include "sharding.h"
-#include "../cuda/device_peak.h"
 #include "tensors.h"
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
@@ -45,7 +44,6 @@ typedef struct {
     int logit_rows; // rows of logits computed at a time
     Purpose purpose;
     Recompute recompute;
-    const DevicePeak *device; // of predicted_plan: the GPU of --device; else NULL
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
     size_t second_count;          // elements of the second moments: of all tensors, or from level 1 on of this rank
     size_t directions_bytes;      // Muon: of a layer

@@ -115,15 +115,6 @@ static inline size_t group_places_count(const TensorList *list, bool two_layers)
     return group_place(list, list->L + 1, two_layers) + (last[1] - last[0]);
 }
 
-// How often an update with so many micro-steps gathers the parameters of a group at `level`, if nothing else computes.
-// At level 3 the update gathers the first two layers, which the last backward left in their places to the next
-// micro-step, and a forward leaves the last two to its backward.
-static inline int gathers_of_group(const TensorList *list, int group, int level, int micro_steps) {
-    int l = group - 1;
-    if (level < 3 || l < 0 || l >= list->L) return level > 0;
-    return (l < 2) + micro_steps * ((l >= 2) + (l < list->L - 2));
-}
-
 // A part of a tensor that this rank owns, or the whole tensor.
 typedef struct {
     int bucket;            // private; set by sharding_ranges

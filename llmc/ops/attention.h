@@ -116,7 +116,6 @@ static inline void attention_documents(int *list, const int *first_key, const in
     (void)list, (void)first_key, (void)starts, (void)N, (void)T; // attention reads first_key alone
 }
 static inline const char *attention_backend(void) { return NULL; }
-static inline bool attention_built_in(void) { return false; } // there is no choice
 static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 static inline size_t attention_deterministic_bytes(void) { return 0; }

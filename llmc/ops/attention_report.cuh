@@ -84,8 +84,6 @@ static inline const char *attention_backend(void) {
 // ---------------------------------------------------------------------------------------------------
 // Warnings
 
-static inline bool attention_built_in(void) { return attention_state.count && !attention_state.plans[0].parts; }
-
 static inline bool attention_is_deterministic(const AttentionPlan *p) {
     return p->parts && p->backward && attention_state.options.deterministic;
 }

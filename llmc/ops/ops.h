@@ -235,7 +235,6 @@ static inline void attention_reserve(size_t bytes);
 // add_dv for both values of that argument.
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_backend(void);         // a description; NULL: there is no choice
-static inline bool attention_built_in(void);               // whether the library computes nothing of the first shape
 static inline const char *attention_library_version(void); // of the library, used or not
 // A line about a shape, prepared since the last call, that is slower than the user may expect, with the remedy; NULL:
 // no further warning.

@@ -15,6 +15,7 @@ options_adopt_json (options_json.h); with --resume or --init options_adopt_model
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
+#include "../comm/comm_launch.h"
 #include "../model/removed.h"
 #include "options_json.h"
 #include "options_model.h"
@@ -65,17 +66,20 @@ static inline void option_print_help(FILE *out, const OptionRow *row) {
 }
 
 static inline void options_print_help(FILE *out) {
-    fprintf(out, "Usage: train_diffv2 [--NAME VALUE | --NAME=VALUE | --NAME | --no-NAME]...\n\n");
-    print_words(out, 0, 0,
-                "Pretrains the Differential Transformer V2 and the models it is compared with. Names are exact; an "
-                "option may be given only once.");
+    const char *section = "";
+    fprintf(out, "Usage: %s%s [--NAME VALUE | --NAME=VALUE | --NAME | --no-NAME]...\n\n", this_program.name,
+            this_program.required);
+    print_words(out, print_words(out, 0, 0, this_program.purpose), 0,
+                "Names are exact; an option may be given only once.");
     fputc('\n', out);
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
-        if (r == 0 || strcmp(option_rows[r].section, option_rows[r - 1].section) != 0)
-            fprintf(out, "\n%s\n", option_rows[r].section);
-        option_print_help(out, &option_rows[r]);
+        const OptionRow *row = &option_rows[r];
+        if (!option_exists(row) || row->programs == this_program.hides) continue;
+        if (strcmp(row->section, section) != 0) fprintf(out, "\n%s\n", row->section);
+        section = row->section;
+        option_print_help(out, row);
     }
-    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage; 3 stopped by a signal, and no step is lost.\n");
+    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
 }
 
 // Prints at the start of a run every option that has a value, by section; those given are marked.
@@ -141,7 +145,9 @@ static inline const char *name_nearest(const char *name, size_t length, const ch
     return nearest;
 }
 
-static inline const char *option_name(int r) { return r < OPTION_ROW_COUNT ? option_rows[r].name : NULL; }
+static inline const char *option_name(int r) {
+    return r >= OPTION_ROW_COUNT ? NULL : option_exists(&option_rows[r]) ? option_rows[r].name : "";
+}
 
 // Names of these options in other programs.
 typedef struct {
@@ -242,7 +248,7 @@ static inline int option_parse(Options *o, ParseErrors *errors, int count, char 
         if (r >= 0 && option_rows[r].kind != OPTION_BOOL) r = -1;
         on = false;
     }
-    if (r < 0) return option_unknown(o, errors, count, arguments);
+    if (r < 0 || !option_exists(&option_rows[r])) return option_unknown(o, errors, count, arguments);
     const OptionRow *row = &option_rows[r];
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
     const Removed *gone = NULL;
@@ -293,7 +299,8 @@ static inline void options_read(Options *o, int argc, char **argv) {
 static inline bool options_answer(const Options *o, bool prints) {
     bool help = o->has[option_row("help")], version = o->has[option_row("version")];
     if (prints && help) options_print_help(stdout);
-    else if (prints && version) printf("train_diffv2 %s, revision %s\n", program_version, source_revision());
+    else if (prints && version)
+        printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
     return help || version;
 }
 
@@ -303,12 +310,17 @@ static inline CommStart options_comm_start(const Options *o) {
     return (CommStart){o->start_timeout, o->rendezvous ? o->rendezvous : o->out, !o->deterministic};
 }
 
-// Checks all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
-static inline void options_check(const Options *o) {
+// Reports the errors of the command line; returns their number.
+static inline int options_report(const Options *o) {
     int problems = 0;
     for (const char *line = o->errors, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
         REFUSE(problems, "%.*s", (int)(end - line), line);
-    problems += options_exclusions(o);
+    return problems;
+}
+
+// Checks all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
+static inline void options_check(const Options *o) {
+    int problems = options_report(o) + options_exclusions(o);
     // an unknown option may be a misspelt required one
     if (!o->unknown) problems += options_missing(o, false);
     if (!o->resume && !o->init) {

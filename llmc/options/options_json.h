@@ -29,7 +29,8 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
     cJSON *json = cJSON_CreateObject();
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const OptionRow *row = &option_rows[r];
-        if (row->kind == OPTION_ACTION || (row->on_resume == OPTION_LOCAL && !local_too)) continue;
+        if (row->kind == OPTION_ACTION || !option_exists(row) || (row->on_resume == OPTION_LOCAL && !local_too))
+            continue;
         cJSON *item = option_to_json(o, r);
         CHECK(json && item && cJSON_AddItemToObject(json, row->name, item),
               "out of memory: cannot write the options as JSON");

@@ -8,11 +8,10 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../base/host.h"
 #include "../model/tensors.h"
 #include "../ops/all_ops.h"
-#include "../cuda/device_peak.h"
 #include "modes.h"
 
-// Number of ranks of the run: those running, or those of --dry-run --ranks.
-static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
+// Number of ranks of the run: those running, or --ranks.
+static inline int options_ranks(const Options *o) { return o->ranks ? (int)o->ranks : comm_ranks(); }
 
 // Tokens of a micro-step of all ranks, up to INT_MAX of each rank: more are refused.
 static inline int64_t options_micro_step(const Options *o, int ranks) {
@@ -181,8 +180,6 @@ typedef struct {
 } Requirement;
 static const Requirement requirements[] = {
     {"resume", {"out", NULL}, "--out DIR, the run directory"},
-    {"device", {"dry-run", NULL}, "--dry-run"},
-    {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
     {"prompts", {"generate", NULL}, "--generate N"},
 };
@@ -267,19 +264,6 @@ static inline int options_change_problems(const char *text) {
 // The highest --zero: with 3 ranks gather each layer together, so all compute as many forwards.
 static inline int options_most_zero(const Options *o) { return o->sample_every || o->eval_choices ? 2 : ZERO_MOST; }
 
-// Reports a --device that no row matches. Returns 1.
-static inline int options_unknown_device(const char *name) {
-    char list[2048] = "";
-    size_t used = 0;
-    OptionText shown;
-    for (int i = 0; i < DEVICE_PEAK_COUNT; i++)
-        if (i == 0 || strcmp(device_peaks[i].name, device_peaks[i - 1].name) != 0)
-            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", device_peaks[i].name);
-    assert(used < sizeof(list));
-    warn("--device '%s' is unknown: it must be one of %s, or a prefix of one", option_shown(shown, name), list);
-    return 1;
-}
-
 // Texts that run.json and checkpoints cannot state.
 static inline int options_text_problems(const Options *o) {
     int problems = 0;
@@ -291,6 +275,22 @@ static inline int options_text_problems(const Options *o) {
         size_t at = value ? utf8_invalid_at(value, strlen(value)) : 0;
         if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", row->name, at);
     }
+    return problems;
+}
+
+static inline int options_sharding_problems(const Options *o) {
+    int problems = 0;
+    if (o->zero > options_most_zero(o) && (mode_selected(o, MODE_TRAIN) || o->dry_run))
+        REFUSE(problems,
+               "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
+               "or evaluate the checkpoints",
+               o->sample_every ? "sample-every" : "eval-choices");
+    bool groups = mode_selected(o, MODE_TRAIN) || o->dry_run || options_given(o, "zero-group");
+    if (groups && (o->zero_group == 1 || (o->zero_group && options_ranks(o) % o->zero_group)))
+        REFUSE(problems,
+               "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
+               "0 for one group",
+               o->zero_group, options_ranks(o));
     return problems;
 }
 
@@ -313,27 +313,7 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems,
                "--ranks requires --dry-run; to start %" PRId64 " ranks, use mpirun -n %" PRId64 " or srun -n %" PRId64,
                o->ranks, o->ranks, o->ranks);
-    if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
-        REFUSE(problems, "--link-gbs requires --dry-run --ranks W with W above 1");
-    if (o->zero > options_most_zero(o) && (mode_selected(o, MODE_TRAIN) || o->dry_run))
-        REFUSE(problems,
-               "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
-               "or evaluate the checkpoints",
-               o->sample_every ? "sample-every" : "eval-choices");
-    bool groups = mode_selected(o, MODE_TRAIN) || o->dry_run || options_given(o, "zero-group");
-    if (groups && (o->zero_group == 1 || (o->zero_group && options_ranks(o) % o->zero_group)))
-        REFUSE(problems,
-               "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
-               "0 for one group",
-               o->zero_group, options_ranks(o));
-    if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
-        REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
-    if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
-    const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
-    if (gpu && o->gemm == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
-        REFUSE(problems,
-               "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
-               gpu->name);
+    problems += options_sharding_problems(o);
     if (comm_ranks() > 1 && o->eval_out)
         REFUSE(problems, "--eval-out requires a single process, not %d ranks", comm_ranks());
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
@@ -378,7 +358,7 @@ static inline void options_limit_threads(Options *o, int cores) {
 
 // Options that are given and change nothing.
 static inline void options_warn_unused(const Options *o) {
-    bool on_cpu = ops_use_host_memory && !o->device, saves = o->out || !mode_selected(o, MODE_TRAIN);
+    bool saves = o->out || !mode_selected(o, MODE_TRAIN);
     bool samples = o->generate || o->sample_every;
     const struct {
         const char *option;
@@ -396,7 +376,7 @@ static inline void options_warn_unused(const Options *o) {
         {"checkpoint-every", o->checkpoint_every && !saves, "without --out"},
         {"checkpoint-minutes", o->checkpoint_minutes > 0 && !saves, "without --out"},
         {"keep", !saves, "without --out"},
-        {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
+        {"deterministic", !o->deterministic && ops_use_host_memory, "on a CPU, which is always deterministic"},
         {"prompt", !samples, "without --generate or --sample-every"},
         {"prompt-tokens", !samples, "without --generate or --sample-every"},
         {"temperature", !samples, "without --generate or --sample-every"},

@@ -58,9 +58,9 @@ typedef struct {
     int64_t zero, zero_group;
     double timeout, start_timeout;
     const char *rendezvous;
-    int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
-    double link_gbs;
-    const char *rollback; // NULL: off
+    int64_t check_ranks_every, ranks; // ranks: for --dry-run and predict_diffv2; 0: not given
+    double link_gbs;                  // of predict_diffv2; 0: not given
+    const char *rollback;             // NULL: off
 
     const char *dump_grads, *eval_choices;
     int64_t generate; // tokens; 0: not given
@@ -69,7 +69,7 @@ typedef struct {
     int64_t top_k;
     bool eval, dry_run;
     const char *eval_out;
-    const char *device, *dry_run_out; // for --dry-run
+    const char *device, *prediction_out; // of predict_diffv2
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
     char *errors; // of the command line, each ends with a newline; options_check reports them
@@ -95,7 +95,15 @@ typedef enum {
     OPTION_FIXED  // as OPTION_SAVED, and a given value must equal the checkpoint's
 } OptionOnResume;
 
+typedef enum {
+    OF_BOTH,       // train_diffv2 and predict_diffv2
+    OF_TRAINING,   // both accept it; the help of predict_diffv2 omits it, since it does not change a prediction
+    OF_TRAINER,    // unknown to predict_diffv2
+    OF_PREDICTION, // unknown to train_diffv2
+} OptionPrograms;
+
 typedef struct {
+    OptionPrograms programs;
     const char *section, *name;
     OptionKind kind;
     OptionOnResume on_resume;
@@ -148,232 +156,268 @@ static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) 
 // clang-format off
 #define FIELD(name) offsetof(Options, name)
 static const OptionRow option_rows[] = {
-    {"model", "attention", OPTION_VARIANT, OPTION_FIXED, FIELD(model.attention), "NAME", "diff_v2", NULL,
+    {OF_BOTH, "model", "attention", OPTION_VARIANT, OPTION_FIXED, FIELD(model.attention), "NAME", "diff_v2", NULL,
         attention_choice, "attention variant"},
-    {"model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
+    {OF_BOTH, "model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
         "model shape, which the options below override; NAME-1.5h and NAME-2h have 1.5 and 2 times as many heads"},
-    {"model", "layers", OPTION_DIM, OPTION_FIXED, FIELD(model.L), "L", "(from the preset)", "[1, 65536]", NULL,
+    {OF_BOTH, "model", "layers", OPTION_DIM, OPTION_FIXED, FIELD(model.L), "L", "(from the preset)", "[1, 65536]", NULL,
         "number of layers"},
-    {"model", "hidden", OPTION_DIM, OPTION_FIXED, FIELD(model.C), "C", "(from the preset)", "[1, 16777216]", NULL,
-        "hidden size"},
-    {"model", "heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NH), "NH", "(from the preset)", "[1, 65536]", NULL,
-        "number of attention heads whose output o_proj reads"},
-    {"model", "kv-heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NKV), "NKV", "(from the preset)", "[1, 65536]", NULL,
-        "number of key/value heads, a divisor of --heads"},
-    {"model", "head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.D), "D", "(from the preset)", "[8, 256]", NULL,
+    {OF_BOTH, "model", "hidden", OPTION_DIM, OPTION_FIXED, FIELD(model.C), "C", "(from the preset)", "[1, 16777216]",
+        NULL, "hidden size"},
+    {OF_BOTH, "model", "heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NH), "NH", "(from the preset)", "[1, 65536]",
+        NULL, "number of attention heads whose output o_proj reads"},
+    {OF_BOTH, "model", "kv-heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NKV), "NKV", "(from the preset)", "[1, 65536]",
+        NULL, "number of key/value heads, a divisor of --heads"},
+    {OF_BOTH, "model", "head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.D), "D", "(from the preset)", "[8, 256]", NULL,
         "head dimension, an even number"},
-    {"model", "ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.F), "F", "(from the preset)", "[1, 16777216]", NULL,
+    {OF_BOTH, "model", "ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.F), "F", "(from the preset)", "[1, 16777216]", NULL,
         "MLP width"},
-    {"model", "experts", OPTION_DIM, OPTION_FIXED, FIELD(model.E), "E", "(from the preset)", "[0, 1024]", NULL,
+    {OF_BOTH, "model", "experts", OPTION_DIM, OPTION_FIXED, FIELD(model.E), "E", "(from the preset)", "[0, 1024]", NULL,
         "mixture of experts: number of experts in each layer; 0: none"},
-    {"model", "experts-active", OPTION_DIM, OPTION_FIXED, FIELD(model.K), "K", "(from the preset)", "[0, 64]",
+    {OF_BOTH, "model", "experts-active", OPTION_DIM, OPTION_FIXED, FIELD(model.K), "K", "(from the preset)", "[0, 64]",
         NULL, "number of experts that the router selects for a token"},
-    {"model", "expert-ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.FE), "F", "(from the preset)", "[0, 16777216]",
-        NULL, "MLP width of an expert"},
-    {"model", "shared-experts", OPTION_DIM, OPTION_FIXED, FIELD(model.shared), "S", "0", "[0, 1024]", NULL,
+    {OF_BOTH, "model", "expert-ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.FE), "F", "(from the preset)",
+        "[0, 16777216]", NULL, "MLP width of an expert"},
+    {OF_BOTH, "model", "shared-experts", OPTION_DIM, OPTION_FIXED, FIELD(model.shared), "S", "0", "[0, 1024]", NULL,
         "number of experts that every token passes, in addition"},
-    {"model", "dense-layers", OPTION_DIM, OPTION_FIXED, FIELD(model.dense_layers), "N", "0", "[0, 65536]", NULL,
-        "with --experts: the first N layers have an MLP of width --ffn instead"},
-    {"model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(model.router_bias), NULL, "no", NULL, NULL,
+    {OF_BOTH, "model", "dense-layers", OPTION_DIM, OPTION_FIXED, FIELD(model.dense_layers), "N", "0", "[0, 65536]",
+        NULL, "with --experts: the first N layers have an MLP of width --ffn instead"},
+    {OF_BOTH, "model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(model.router_bias), NULL, "no", NULL, NULL,
         "with --experts: balance the experts by a bias that routers add to the probabilities that they select by"},
-    {"model", "rope-theta", OPTION_REAL, OPTION_SAVED, FIELD(model.rope_theta), "X", "10000", "(0, inf)", NULL,
-        "base of the rotary position embedding"},
-    {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL, NULL,
-        "share the weights of the embedding and the LM head"},
-    {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
+    {OF_TRAINING, "model", "rope-theta", OPTION_REAL, OPTION_SAVED, FIELD(model.rope_theta), "X", "10000", "(0, inf)",
+        NULL, "base of the rotary position embedding"},
+    {OF_BOTH, "model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL,
+        NULL, "share the weights of the embedding and the LM head"},
+    {OF_BOTH, "model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
         "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
         "width of an expert, and --expert-ffn"},
-    {"model", "seq-len", OPTION_DIM, OPTION_SAVED, FIELD(model.T), "T",
+    {OF_BOTH, "model", "seq-len", OPTION_DIM, OPTION_SAVED, FIELD(model.T), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
-    {"model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V", "(from the corpus directory, or the preset)",
-        "[1, 268435456]", NULL, "vocabulary size"},
-    {"model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
+    {OF_BOTH, "model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V",
+        "(from the corpus directory, or the preset)", "[1, 268435456]", NULL, "vocabulary size"},
+    {OF_BOTH, "model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
         "attention to the last W positions only; 0: to all"},
-    {"model", "full-every", OPTION_DIM, OPTION_FIXED, FIELD(model.full_every), "K", "0", "[0, 65536]", NULL,
+    {OF_BOTH, "model", "full-every", OPTION_DIM, OPTION_FIXED, FIELD(model.full_every), "K", "0", "[0, 65536]", NULL,
         "with --window or --sparse-blocks: every K-th layer attends to all positions; 0: no layer does"},
-    {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(model.yoco), NULL, "no", NULL, NULL,
+    {OF_BOTH, "model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(model.yoco), NULL, "no", NULL, NULL,
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
-    {"model", "sparse-blocks", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_blocks), "K", "0", "[0, 64]", NULL,
+    {OF_BOTH, "model", "sparse-blocks", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_blocks), "K", "0", "[0, 64]", NULL,
         "block-sparse attention: to a position's own block, the first one, and the K blocks with the largest scores; "
         "0: to all"},
-    {"model", "sparse-block-size", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_size), "S", "64", "[1, 65536]", NULL,
-        "with --sparse-blocks: positions of a block, a divisor of --seq-len"},
-    {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
+    {OF_BOTH, "model", "sparse-block-size", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_size), "S", "64", "[1, 65536]",
+        NULL, "with --sparse-blocks: positions of a block, a divisor of --seq-len"},
+    {OF_BOTH, "model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
         "normalize each query and key head before the rotary position embedding"},
-    {"model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME", "standard", NULL,
-        parametrization_choice,
+    {OF_TRAINING, "model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME",
+        "standard", NULL, parametrization_choice,
         "completep: scale initial values, learning rates, decay and epsilon of each kind of tensor with the shape, so "
         "that what was tuned at the base shape suits this one"},
-    {"model", "base-width", OPTION_DIM, OPTION_FIXED, FIELD(model.base_width), "C", "0", "[0, 16777216]", NULL,
-        "with completep: the --hidden of the base shape; 0: that of the model"},
-    {"model", "base-depth", OPTION_DIM, OPTION_FIXED, FIELD(model.base_depth), "L", "0", "[0, 65536]", NULL,
-        "with completep: the --layers of the base shape; 0: that of the model"},
+    {OF_TRAINING, "model", "base-width", OPTION_DIM, OPTION_FIXED, FIELD(model.base_width), "C", "0", "[0, 16777216]",
+        NULL, "with completep: the --hidden of the base shape; 0: that of the model"},
+    {OF_TRAINING, "model", "base-depth", OPTION_DIM, OPTION_FIXED, FIELD(model.base_depth), "L", "0", "[0, 65536]",
+        NULL, "with completep: the --layers of the base shape; 0: that of the model"},
 
-    {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
+    {OF_BOTH, "data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
         "NAME=DATA:WEIGHT ...'"},
-    {"data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
+    {OF_BOTH, "data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
         "validation data, in the same forms; of a corpus directory its val_*.bin"},
-    {"data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
+    {OF_BOTH, "data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
         "restrict attention to tokens of the same document"},
-    {"data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
+    {OF_TRAINING, "data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
         "token that begins each document, or ends it (ID:after); generated text starts after this token; a corpus "
         "directory specifies its own"},
-    {"data", "tokenizer", OPTION_TEXT, OPTION_SAVED, FIELD(tokenizer), "FILE", "(from the corpus, or the checkpoint)",
+    {OF_TRAINING, "data", "tokenizer", OPTION_TEXT, OPTION_SAVED, FIELD(tokenizer), "FILE",
+        "(from the corpus, or the checkpoint)",
         NULL, NULL, "tokenizer.bin, or a directory that contains one, for prompts and samples"},
 
-    {"batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B",
+    {OF_BOTH, "batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B",
         "(8, or fewer that divide those of --total-batch)", "[1, 16777216]", NULL, "sequences per rank and micro-step"},
-    {"batch", "total-batch", OPTION_TOKENS, OPTION_SAVED, FIELD(total_batch), "TOKENS",
+    {OF_BOTH, "batch", "total-batch", OPTION_TOKENS, OPTION_SAVED, FIELD(total_batch), "TOKENS",
         "(from the preset; with --batch-size B*T*ranks)", "[1, 1e15]", NULL,
         "tokens per update, a multiple of B*T*ranks; 64K is 65536"},
 
-    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
+    {OF_BOTH, "training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
         "number of updates"},
-    {"training", "minutes", OPTION_REAL, OPTION_LOCAL, FIELD(minutes), "M", NULL, "(0, 1e6]", NULL,
+    {OF_TRAINER, "training", "minutes", OPTION_REAL, OPTION_LOCAL, FIELD(minutes), "M", NULL, "(0, 1e6]", NULL,
         "instead of --steps: as many updates as take about M minutes, by a trial of 5 to 10 seconds before the first"},
-    {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "(from the preset)", "[0, inf)", NULL,
+    {OF_TRAINING, "training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "(from the preset)", "[0, inf)", NULL,
         "peak learning rate"},
-    {"training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
-        "learning rate of the last step as a fraction of --lr"},
-    {"training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))", "[0, 1e15]", NULL,
-        "steps of linear warmup to --lr"},
-    {"training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL, schedule_choice,
-        "decay after the warmup; wsd decays over the last --decay-steps only, linearly or by 1-sqrt"},
-    {"training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)", "[1, 1e15]",
-        NULL, "with --schedule wsd: steps of the decay, the last ones"},
-    {"training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL, optimizer_choice,
-        "optimizer of the matrices of blocks; AdamW updates all other parameters"},
-    {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
-        "decoupled weight decay of matrices"},
-    {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},
-    {"training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL,
+    {OF_TRAINING, "training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]",
+        NULL, "learning rate of the last step as a fraction of --lr"},
+    {OF_TRAINING, "training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))",
+        "[0, 1e15]", NULL, "steps of linear warmup to --lr"},
+    {OF_TRAINING, "training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL,
+        schedule_choice, "decay after the warmup; wsd decays over the last --decay-steps only, linearly or by 1-sqrt"},
+    {OF_TRAINING, "training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)",
+        "[1, 1e15]", NULL, "with --schedule wsd: steps of the decay, the last ones"},
+    {OF_BOTH, "training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL,
+        optimizer_choice, "optimizer of the matrices of blocks; AdamW updates all other parameters"},
+    {OF_TRAINING, "training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)",
+        NULL, "decoupled weight decay of matrices"},
+    {OF_TRAINING, "training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL,
+        "beta1 of AdamW"},
+    {OF_TRAINING, "training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL,
         "beta2 of AdamW, and of the row moments of NorMuon"},
-    {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "[1e-30, inf)", NULL, "epsilon of AdamW"},
-    {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
+    {OF_TRAINING, "training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "[1e-30, inf)", NULL,
+        "epsilon of AdamW"},
+    {OF_TRAINING, "training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
-    {"training", "z-loss", OPTION_REAL, OPTION_SAVED, FIELD(z_loss), "W", "0", "[0, inf)", NULL,
+    {OF_TRAINING, "training", "z-loss", OPTION_REAL, OPTION_SAVED, FIELD(z_loss), "W", "0", "[0, inf)", NULL,
         "weight of the squared log-sum-exp of the LM head's logits; 0: none"},
-    {"training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X", "(0.01; with --router-bias 0)",
-        "[0, inf)", NULL,
+    {OF_TRAINING, "training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X",
+        "(0.01; with --router-bias 0)", "[0, inf)", NULL,
         "with --experts: weight of the load-balancing loss of the routers; 0: none"},
-    {"training", "router-z", OPTION_REAL, OPTION_SAVED, FIELD(router_z), "X", "0.001", "[0, inf)", NULL,
+    {OF_TRAINING, "training", "router-z", OPTION_REAL, OPTION_SAVED, FIELD(router_z), "X", "0.001", "[0, inf)", NULL,
         "with --experts: weight of the squared log-sum-exp of the routers' logits; 0: none"},
-    {"training", "router-bias-rate", OPTION_REAL, OPTION_SAVED, FIELD(router_bias_rate), "X", "0.001", "[0, 1]", NULL,
-        "with --router-bias: change of a bias in an update"},
-    {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
+    {OF_TRAINING, "training", "router-bias-rate", OPTION_REAL, OPTION_SAVED, FIELD(router_bias_rate), "X", "0.001",
+        "[0, 1]", NULL, "with --router-bias: change of a bias in an update"},
+    {OF_TRAINING, "training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "seed of the initial weights, the data order and samples"},
 
-    {"stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
+    {OF_TRAINING, "stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
         "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
-    {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
+    {OF_TRAINING, "stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
-    {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
+    {OF_TRAINING, "stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},
 
-    {"stability", "change", OPTION_TEXT, OPTION_LOCAL, FIELD(change), "STEPS:KEY=VALUE ...", NULL, NULL, NULL,
-        "for experiments, change single steps FIRST[-LAST]: lr[@TENSOR[A:B]]=FACTOR, moments[@TENSOR[A:B]]=0, "
+    {OF_TRAINING, "stability", "change", OPTION_TEXT, OPTION_LOCAL, FIELD(change), "STEPS:KEY=VALUE ...", NULL, NULL,
+        NULL, "for experiments, change single steps FIRST[-LAST]: lr[@TENSOR[A:B]]=FACTOR, moments[@TENSOR[A:B]]=0, "
         "update-norm=X, replace=A-B or order=reverse (windows of the update); 'python3 scripts/lab spike' uses it"},
 
-    {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
+    {OF_TRAINER, "run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "run directory; without it nothing is written"},
-    {"run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
+    {OF_TRAINER, "run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
         "continue the run in --out from its last checkpoint; options that are given replace those of the checkpoint"},
-    {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
+    {OF_BOTH, "run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
         "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py makes another "
         "attention of a baseline"},
-    {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
+    {OF_TRAINING, "run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
         "stop after step N and save a checkpoint; the schedule still follows --steps"},
-    {"run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]", NULL,
-        "save a checkpoint every N steps, in addition to the last step; 0: off"},
-    {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
-        "also save a checkpoint when the last one is X minutes old; 0: off"},
-    {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
+    {OF_TRAINING, "run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]",
+        NULL, "save a checkpoint every N steps, in addition to the last step; 0: off"},
+    {OF_TRAINING, "run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30",
+        "[0, inf)", NULL, "also save a checkpoint when the last one is X minutes old; 0: off"},
+    {OF_TRAINING, "run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
-    {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
+    {OF_TRAINING, "run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
         "validate every N steps; 0: only at the start and the end"},
-    {"run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
+    {OF_TRAINING, "run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
         "batches per validation"},
-    {"run", "eval-choices", OPTION_TEXT, OPTION_SAVED, FIELD(eval_choices), "'NAME=FILE ...'", NULL, NULL, NULL,
-        "multiple-choice tasks to score at each validation, and with --eval; files of data/prepare_choices.py or "
+    {OF_TRAINING, "run", "eval-choices", OPTION_TEXT, OPTION_SAVED, FIELD(eval_choices), "'NAME=FILE ...'", NULL, NULL,
+        NULL, "multiple-choice tasks to score at each validation, and with --eval; files of data/prepare_choices.py or "
         "llm.c"},
-    {"run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
+    {OF_BOTH, "run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
-    {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
+    {OF_TRAINING, "run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
         "log statistics of each layer to log.jsonl at step 1 and every N steps; 0: never"},
-    {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
+    {OF_BOTH, "run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
         "activation recomputation in the backward: 0 none, 1 norms and MLP activations, 2 whole blocks"},
-    {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]", NULL,
-        "CPU threads, at most the number of cores available to the process"},
-    {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
+    {OF_TRAINING, "run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]",
+        NULL, "CPU threads, at most the number of cores available to the process"},
+    {OF_TRAINING, "run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
         "refuse to start if this machine or the GPU has too little memory available for the run"},
-    {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
+    {OF_BOTH, "run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
-    {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
+    {OF_BOTH, "run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
         "attention kernel on a GPU; auto: the faster one, as measured; if not measured, cuDNN where it is supported"},
-    {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
+    {OF_BOTH, "run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "bitwise reproducible runs; cuDNN's attention backward is then slower and needs more memory: about 4 to 10% of "
         "a step of 1.4b on an H200 or H100, predicted"},
 
-    {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 3]", NULL,
+    {OF_BOTH, "ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 3]", NULL,
         "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too, 3 parameters too"},
-    {"ranks (mpirun, srun)", "zero-group", OPTION_INT, OPTION_SAVED, FIELD(zero_group), "N", "0", "[0, 1e6]", NULL,
+    {OF_BOTH, "ranks (mpirun, srun)", "zero-group", OPTION_INT, OPTION_SAVED, FIELD(zero_group), "N", "0", "[0, 1e6]",
+        NULL,
         "share state among each N ranks in a row, those of a machine for example, and sum gradients over the groups; "
         "0: among all ranks"},
-    {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
-        "abort when a rank is unresponsive for this long"},
-    {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",
-        "(0, 1e9)", NULL, "abort when not all ranks have connected within this time, plus 1 s for each 10 ranks"},
-    {"ranks (mpirun, srun)", "rendezvous", OPTION_TEXT, OPTION_LOCAL, FIELD(rendezvous), "DIR", NULL, NULL, NULL,
+    {OF_TRAINING, "ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600",
+        "(0, 1e9)", NULL, "abort when a rank is unresponsive for this long"},
+    {OF_TRAINING, "ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS",
+        "60", "(0, 1e9)", NULL, "abort when not all ranks have connected within this time, plus 1 s for each 10 ranks"},
+    {OF_TRAINING, "ranks (mpirun, srun)", "rendezvous", OPTION_TEXT, OPTION_LOCAL, FIELD(rendezvous), "DIR", NULL, NULL,
+        NULL,
         "directory that all machines share, in which the ranks find each other and keep their states (default: --out)"},
-    {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0",
-        "[0, 1e15]", NULL,
+    {OF_TRAINING, "ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N",
+        "0", "[0, 1e15]", NULL,
         "every N steps and before each checkpoint, compare the state of all ranks bit for bit; 0: never"},
 
-    {"modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
+    {OF_PREDICTION, "prediction", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
+        "required: the GPU, such as H200, A100 or 'RTX 5090'"},
+    {OF_PREDICTION, "prediction", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", "(1)", "[1, 65536]", NULL,
+        "number of ranks, each with a GPU"},
+    {OF_PREDICTION, "prediction", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", "(as assumed)",
+        "(0, inf)", NULL, "with --ranks: ranks send X GB/s, per direction"},
+    {OF_PREDICTION, "prediction", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(prediction_out), "FILE", NULL, NULL, NULL,
+        "write the prediction as JSON"},
+
+    {OF_TRAINER, "modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "run one forward and backward, and write the loss and all gradients as safetensors"},
-    {"modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL,
+    {OF_TRAINER, "modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL,
         "generate N tokens, or fewer: up to the token that separates documents, if it is known"},
-    {"modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
+    {OF_TRAINING, "modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
         "text to continue; the separator is prepended if it is known"},
-    {"modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
-        "token IDs to continue; nothing is prepended"},
-    {"modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
+    {OF_TRAINING, "modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL,
+        NULL, "token IDs to continue; nothing is prepended"},
+    {OF_TRAINER, "modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
         "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size "
         "at a time; print JSON lines"},
-    {"modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
+    {OF_TRAINING, "modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
-    {"modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
+    {OF_TRAINING, "modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
         "sample from the K most likely tokens; 0: from all"},
-    {"modes", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
+    {OF_TRAINER, "modes", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
         "print the validation loss, the loss by position, associative recall and attention statistics"},
-    {"modes", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
+    {OF_TRAINER, "modes", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
         "with --eval: write the results as JSON"},
-    {"modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
+    {OF_TRAINER, "modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
-    {"modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
+    {OF_TRAINER, "modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
         "with --dry-run: report for one of W ranks"},
-    {"modes", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
-        "with --dry-run: predict memory, speed and hours of the bf16 program on this GPU, such as H200, A100 or "
-        "'RTX 5090'"},
-    {"modes", "dry-run-out", OPTION_TEXT, OPTION_LOCAL, FIELD(dry_run_out), "FILE", NULL, NULL, NULL,
-        "with --device: write the prediction as JSON"},
-    {"modes", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
-        "with --dry-run: print the time of communication at X GB/s per rank and direction"},
-    {"modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this help"},
-    {"modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print version and source revision"},
-};
+    {OF_BOTH, "modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this help"},
+    {OF_BOTH, "modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL,
+        "print version and source revision"}, };
 #undef FIELD
 // clang-format on
 enum { OPTION_ROW_COUNT = sizeof(option_rows) / sizeof(option_rows[0]) };
 
-// The row of an option, or -1. `name` has `length` characters and needs no terminator.
+// The program that this is: its name, the arguments that it requires, what it does, and its exit statuses from 3 on.
+typedef struct {
+    const char *name, *required, *purpose, *statuses;
+    OptionPrograms lacks, hides; // options that it does not have, and that its help omits
+} Program;
+#ifdef RECORDED_OPS
+static const Program this_program = {
+    "predict_diffv2",
+    " --device NAME",
+    "Predicts memory, speed and hours of a run of train_diffv2cu, which stores bf16, on a GPU that this machine need "
+    "not have. Options of training that are not listed are accepted and change nothing.",
+    "",
+    OF_TRAINER,
+    OF_TRAINING};
+#else
+static const Program this_program = {"train_diffv2",
+                                     "",
+                                     "Pretrains the Differential Transformer V2 and the models it is compared with.",
+                                     "; 3 stopped by a signal, and no step is lost",
+                                     OF_PREDICTION,
+                                     OF_PREDICTION};
+#endif
+static inline bool option_exists(const OptionRow *row) { return row->programs != this_program.lacks; }
+
+// The row of an option of this program, else of another one, or -1. `name` has `length` characters and needs no
+// terminator.
 static inline int option_find(const char *name, size_t length) {
-    for (int r = 0; r < OPTION_ROW_COUNT; r++)
-        if (strlen(option_rows[r].name) == length && memcmp(option_rows[r].name, name, length) == 0) return r;
-    return -1;
+    int found = -1;
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        if (strlen(option_rows[r].name) != length || memcmp(option_rows[r].name, name, length) != 0) continue;
+        if (option_exists(&option_rows[r])) return r;
+        found = r;
+    }
+    return found;
 }
 // The row of an option that must exist.
 static inline int option_row(const char *name) {

@@ -134,9 +134,8 @@ static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14
 static const double AGREE_HOST_MS = 0.1;
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
-// Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, and of NCCL's buffers, as in
-// ops/runtime.cuh and comm.h.
-enum { PREDICTED_CUDA_BYTES = 593 << 20, PREDICTED_NCCL_BYTES = 320 << 20 };
+// Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, as in ops/runtime.cuh.
+enum { PREDICTED_CUDA_BYTES = 593 << 20 };
 
 // GPUs connected by the links of a machine: 8, or the 72 of an NVL72.
 static inline int device_ranks_here(const DevicePeak *gpu) { return gpu->source == SHEET_NVL72 ? 72 : 8; }

@@ -1,6 +1,6 @@
 /*
-prediction.h: memory and time of a training step on a GPU that this machine need not have (--dry-run --device NAME).
-predict_diffv2.c, which is compiled apart, defines the first two functions.
+prediction.h: memory and time of a training step on a GPU that this machine need not have. predict_diffv2.c defines the
+first two functions.
 
   predicted_plan(plan, config, ...)         as plan_build, of the bf16 program on the GPU
   predict_step(plan, options, change)       Prediction (prediction_types.h)
@@ -11,17 +11,11 @@ predict_diffv2.c, which is compiled apart, defines the first two functions.
 #pragma once
 #include "prediction_types.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
 // For rank 0 of `ranks` on options->device, with the options' --gemm and attention.
-void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                    int ranks, int zero, const Options *options);
+static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
+                           Recompute recompute, int ranks, int zero, const Options *options);
 // Of a predicted plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
-Prediction predict_step(const ModelPlan *plan, const Options *options, int change);
-#ifdef __cplusplus
-}
-#endif
+static Prediction predict_step(const ModelPlan *plan, const Options *options, int change);
 
 typedef struct {
     double peak_share;   // of the dense bf16 peak
@@ -34,7 +28,7 @@ static inline PredictionSummary prediction_summary(const Prediction *p) {
     const ModelPlan *m = p->plan;
     PredictionSummary s;
     double seconds = 1e-3 * p->step_ms;
-    s.peak_share = p->micro_steps * training_flops(m, m->B, m->T) / (seconds * 1e12 * m->device->tflops);
+    s.peak_share = p->micro_steps * training_flops(m, m->B, m->T) / (seconds * 1e12 * p->device->tflops);
     s.tokens_per_s = (double)p->options->total_batch / seconds;
     s.bound = BOUND_PRODUCTS;
     for (int i = 1; i < BOUNDS; i++)

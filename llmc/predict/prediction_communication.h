@@ -9,23 +9,23 @@ the ranks with the same place in all groups.
 typedef struct {
     int ranks, here;
 } RingSpan;
-static inline RingSpan ring_in_group(const ModelPlan *plan) {
-    int ranks = plan->sharding.ranks;
-    return (RingSpan){ranks, min_int(ranks, device_ranks_here(plan->device))};
+static inline RingSpan ring_in_group(const Prediction *p) {
+    int ranks = p->plan->sharding.ranks;
+    return (RingSpan){ranks, min_int(ranks, device_ranks_here(p->device))};
 }
-static inline RingSpan ring_across_groups(const ModelPlan *plan) {
-    int ranks = plan->sharding.replicas, here = device_ranks_here(plan->device) / plan->sharding.ranks;
+static inline RingSpan ring_across_groups(const Prediction *p) {
+    int ranks = p->plan->sharding.replicas, here = device_ranks_here(p->device) / p->plan->sharding.ranks;
     return (RingSpan){ranks, min_int(ranks, max_int(1, here))};
 }
-static inline RingSpan ring_of_all(const ModelPlan *plan) {
-    int ranks = plan_ranks(plan);
-    return (RingSpan){ranks, min_int(ranks, device_ranks_here(plan->device))};
+static inline RingSpan ring_of_all(const Prediction *p) {
+    int ranks = plan_ranks(p->plan);
+    return (RingSpan){ranks, min_int(ranks, device_ranks_here(p->device))};
 }
 static inline int ring_machines(RingSpan s) { return (s.ranks + s.here - 1) / s.here; }
 
 // GB/s of a ring. *by_network: whether the network between machines limits it.
 static inline double ring_gbs(const Prediction *p, RingSpan s, bool *by_network) {
-    double link = p->plan->device->link_gbs * p->assumed[ASSUME_LINK];
+    double link = p->device->link_gbs * p->assumed[ASSUME_LINK];
     double network = s.here * p->assumed[ASSUME_NETWORK]; // rings use the network ports of all their GPUs of a machine
     *by_network = s.ranks > s.here && network < link;
     return p->options->link_gbs > 0 ? p->options->link_gbs : *by_network ? network : link;
@@ -43,7 +43,7 @@ static inline Ring ring_of(const Prediction *p, RingSpan s, double bytes) {
     Ring best = {INFINITY, 0, 0};
     for (int i = 0; i < RING_PROTOCOL_COUNT; i++) {
         const RingProtocol *r = &ring_protocols[i];
-        double gbs = most * r->share, hop = p->plan->device->link_gbs < 100 ? r->pci_us : r->link_us;
+        double gbs = most * r->share, hop = p->device->link_gbs < 100 ? r->pci_us : r->link_us;
         if (machines > 1 && r->most_gbs > 0) gbs = fmin(gbs, r->most_gbs);
         Ring ring = {0, us * (r->base_us + (s.ranks - machines) * hop), us * (machines - 1) * r->network_us};
         ring.ms = ring.link_ms + ring.network_ms + 1e-6 * bytes * (s.ranks - 1) / s.ranks / gbs;

@@ -23,7 +23,7 @@ rates (assumptions.h).
 
 // FLOPs per millisecond of a large matrix product with a weight (OC, IC). FP8 matrices are padded to 16.
 static inline double gemm_rate(const Prediction *p, int IC, int OC, bool fp8) {
-    const DevicePeak *gpu = p->plan->device;
+    const DevicePeak *gpu = p->device;
     if (fp8) return 1e9 * device_fp8_tflops(gpu) * p->assumed[ASSUME_FP8_GEMM];
     double share = (IC | OC) % 8 ? p->assumed[ASSUME_GEMM_ODD] : 1;
     return 1e9 * gpu->tflops * p->assumed[ASSUME_GEMM] * share;
@@ -35,7 +35,7 @@ static inline double gemm_ms(const Prediction *p, int M, int N, int K, double by
         double share;
     } tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.93}, {64, 128, 0.75}};
     double best = INFINITY;
-    int width = device_multiprocessors(p->plan->device);
+    int width = device_multiprocessors(p->device);
     for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
         for (int split = 1; split == 1 || (split <= 8 && K % (128 * split) == 0); split *= 2) {
             double count = ceil((double)M / tiles[i].M) * ceil((double)N / tiles[i].N) * split,
@@ -97,23 +97,23 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
     if (by == BY_TENSOR_CORES) {
         share = p->assumed[backward ? ASSUME_OWN_BACKWARD : ASSUME_OWN_FORWARD];
-        if (!predicted_wgmma(p->plan->device, s)) share *= p->assumed[ASSUME_OWN_MMA];
-        length *= share / assumption_value(library, p->plan->device->generation, ASSUMPTION_COUNT);
+        if (!predicted_wgmma(p->device, s)) share *= p->assumed[ASSUME_OWN_MMA];
+        length *= share / assumption_value(library, p->device->generation, ASSUMPTION_COUNT);
     }
     if (s.window) length += TILE * (1 - (double)s.window / s.T);
     double narrow = fmin(1, s.D / 128.0), idle = by == BY_CUDNN ? 0.5 : 0.25; // matrix units wait for the softmax
     share *= span / (span + length) * (1 - idle * (1 - narrow));
     if (by == BY_CUDNN && backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
     if (by == BY_FP32_UNITS) share = p->assumed[ASSUME_FP32_ATTENTION];
-    return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
+    return fmax(1e-9 * flops / (share * p->device->tflops), memory_ms(p, bytes));
 }
 
 // Milliseconds of `tiles` tiles of a product of experts with sums over K, which reads and writes `bytes` bytes.
 static inline double expert_product_ms(const Prediction *p, double tiles, double K, double bytes, bool fp8) {
     enum { TILE = 128 };
-    int width = device_multiprocessors(p->plan->device), depth = fp8 ? 64 : 32;
+    int width = device_multiprocessors(p->device), depth = fp8 ? 64 : 32;
     double flops = ceil(tiles / width) * width * 2 * TILE * TILE * ceil(K / depth) * depth;
-    double rate = p->plan->device->tflops * p->assumed[ASSUME_EXPERT_GEMM];
+    double rate = p->device->tflops * p->assumed[ASSUME_EXPERT_GEMM];
     if (fp8) rate *= p->assumed[ASSUME_EXPERT_FP8];
     double ms = flops / (1e9 * rate), memory = memory_ms(p, bytes);
     return fmax(ms, memory) + 0.25 * fmin(ms, memory); // as gemm_ms

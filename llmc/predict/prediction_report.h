@@ -1,13 +1,60 @@
 /*
-prediction_report.h: prints a prediction (--dry-run --device), and writes it as JSON (--dry-run-out).
+prediction_report.h: prints a prediction, and writes it as JSON (--out).
+
+  print_prediction(plan, sampling, o)           sampling: the plan of the model that draws samples, or NULL
+  write_prediction(path, plan, sampling, o)
 */
 #pragma once
-#include "memory_report.h"
 #include "prediction.h"
 #include "prediction_communication.h"
 #include "prediction_rates.h"
 #include "../base/files.h"
 #include "../base/json.h"
+#include "../run/memory_parts.h"
+#include "../run/model_report.h"
+
+// Whether so many bytes fit a GPU of --device, and what is missing.
+typedef char FitText[64];
+static inline const char *memory_fit(FitText text, const DevicePeak *gpu, size_t needed) {
+    double missing = (double)needed - device_memory_bytes(gpu);
+    if (missing <= 0) return "fits";
+    snprintf(text, sizeof(FitText), "too little by %.1f MiB", missing / 1048576);
+    return text;
+}
+
+// Of one rank, and whether it fits the GPU.
+static inline void print_predicted_memory(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
+    const DevicePeak *gpu = device_peak_named(o->device);
+    MemoryPart parts[MEMORY_PARTS];
+    FitText fit;
+    int count = memory_parts(plan, sampling, parts);
+    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
+    else printf("memory of the GPU\n");
+    print_memory_parts(parts, count);
+    printf("%s has about %.1f MiB: %s\n", gpu->name, device_memory_bytes(gpu) / 1048576,
+           memory_fit(fit, gpu, memory_total(parts, count)));
+}
+
+// By --zero level: the memory of a rank, the bytes it sends, the time to send them at --link-gbs if no computation
+// hides it, and the step.
+static inline void print_levels(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
+    printf(
+        "by --zero level              memory of a rank    sent by a rank per step%s          expected step    fits the "
+        "GPU\n",
+        o->link_gbs > 0 ? "  time to send" : "");
+    for (int zero = 0; zero <= options_most_zero(o); zero++) {
+        ModelPlan other;
+        FitText fit;
+        predicted_plan(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, plan_ranks(plan), zero,
+                       o);
+        PredictedRange r = predict_range(&other, o);
+        size_t needed = process_bytes(&other, sampling);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(needed), r.mean.sent_bytes / 1048576.0);
+        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * r.mean.sent_bytes / (o->link_gbs * 1e9));
+        printf(" %9.1f to %.1f ms    %s\n", r.fast.step_ms, r.slow.step_ms, memory_fit(fit, r.mean.device, needed));
+        plan_free(&other);
+    }
+}
 
 // A row of the report: from the smaller to the larger of two values.
 static inline void print_span(const char *what, double a, double b, int decimals) {
@@ -33,7 +80,7 @@ static inline void print_prediction_classes(const PredictedRange *r) {
 static inline void print_prediction_communication(const PredictedRange *r) {
     const Prediction *p = &r->mean, *f = &r->fast, *w = &r->slow;
     const Sharding *s = &p->plan->sharding;
-    RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
+    RingSpan group = ring_in_group(p), across = ring_across_groups(p);
     int here = group.here, machines = ring_machines(group);
     double largest = (double)s->largest * FP32_BYTES;
     if (plan_ranks(p->plan) == 1) return;
@@ -90,7 +137,7 @@ static inline void print_prediction_sensitivities(const Prediction *p) {
     printf("increase of a step's time when an assumption is 10%% worse\n");
     for (int i = 0; i < ASSUMPTION_COUNT && most[i].ms > 0.005 * p->step_ms; i++) {
         const Assumption *a = &assumptions[most[i].assumption];
-        DeviceGeneration g = p->plan->device->generation;
+        DeviceGeneration g = p->device->generation;
         printf("  %+9.3g ms %+5.1f%%  %s: %g to %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
                fmin(a->slow[g], a->fast[g]), fmax(a->slow[g], a->fast[g]), a->unit, "", a->source);
     }
@@ -107,7 +154,7 @@ static inline void print_prediction_ends(const DevicePeak *d) {
 
 static inline AttentionKernel predicted_backward(const Prediction *p) {
     const ModelPlan *plan = p->plan;
-    return predicted_attention(plan->device, p->options, key_set(plan, 0, 0, plan->B, plan->T, 0).shape, true);
+    return predicted_attention(p->device, p->options, key_set(plan, 0, 0, plan->B, plan->T, 0).shape, true);
 }
 
 // What the other value of an option would cost.
@@ -133,44 +180,13 @@ static inline void print_prediction_alternatives(const Prediction *p) {
     }
 }
 
-// The options of a run as those of a prediction for its device.
-static inline Options options_on(const Options *o, const DevicePeak *gpu) {
-    Options on = *o;
-    on.device = gpu->name;
-    if (attention_built_in()) on.sdpa = SDPA_OWN;
-    return on;
-}
-
-// At the start of training. gpu: NULL if its rates are unknown.
-static inline void warn_of_slow_fp8(const ModelPlan *plan, const Options *o, const DevicePeak *gpu) {
-    if (!gpu || o->gemm != GEMM_FP8) return;
-    Options on = options_on(o, gpu);
-    StepTimes fp8 = predict_times(plan, &on), bf16 = predict_times_with(plan, on, GEMM_BF16, on.deterministic);
-    if (fp8.mean > bf16.mean)
-        warn("--gemm fp8 is predicted to be slower than --gemm bf16 for this model on this GPU: a step of %.4g to %.4g "
-             "ms instead of %.4g to %.4g",
-             fp8.fast, fp8.slow, bf16.fast, bf16.slow);
-}
-
-// At the end of training: the measured mean time of a step, and the predicted one.
-static inline void print_predicted_step(const ModelPlan *plan, const Options *o, const DevicePeak *gpu, double ms) {
-    if (!gpu) return;
-    Options on = options_on(o, gpu);
-    StepTimes t = predict_times(plan, &on), loose = predict_times_with(plan, on, (GemmType)on.gemm, false);
-    printf("a step took %.4g ms; predicted: %.4g to %.4g ms", ms, t.fast, t.slow);
-    AttentionShape shape = key_set(plan, 0, 0, plan->B, plan->T, 0).shape;
-    if (on.deterministic && predicted_attention(gpu, &on, shape, true) == BY_CUDNN)
-        printf(", of which --deterministic costs %.3g to %.3g ms", t.fast - loose.fast, t.slow - loose.slow);
-    printf("\n");
-}
-
 static inline double run_hours(const Prediction *p) { return (double)p->options->steps * p->step_ms / 3.6e6; }
 
-static inline void print_prediction(const ModelPlan *plan, const Options *o) {
+static inline void print_step(const ModelPlan *plan, const Options *o) {
     PredictedRange r = predict_range(plan, o);
     const Prediction *p = &r.mean;
     PredictionSummary s = prediction_summary(p), fast = prediction_summary(&r.fast), slow = prediction_summary(&r.slow);
-    const DevicePeak *d = plan->device;
+    const DevicePeak *d = p->device;
     char low[32], high[32];
     char fp8[64] = "";
     if (plan->fp8)
@@ -202,6 +218,14 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     print_prediction_sensitivities(p);
 }
 
+static inline void print_prediction(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
+    print_model(plan, o);
+    print_predicted_memory(plan, sampling, o);
+    if (plan_ranks(plan) > 1) print_levels(plan, sampling, o);
+    print_flops(plan, o);
+    print_step(plan, o);
+}
+
 static inline void add_operations(cJSON *json, const Prediction *p) {
     cJSON *ops = cJSON_AddArrayToObject(json, "operations");
     for (int i = 0; i < p->op_count; i++) {
@@ -225,8 +249,8 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "what", a->what);
         cJSON_AddNumberToObject(item, "value", p->assumed[most[i].assumption]);
-        cJSON_AddNumberToObject(item, "fast", a->fast[p->plan->device->generation]);
-        cJSON_AddNumberToObject(item, "slow", a->slow[p->plan->device->generation]);
+        cJSON_AddNumberToObject(item, "fast", a->fast[p->device->generation]);
+        cJSON_AddNumberToObject(item, "slow", a->slow[p->device->generation]);
         cJSON_AddStringToObject(item, "unit", a->unit);
         cJSON_AddStringToObject(item, "source", a->source);
         cJSON_AddNumberToObject(item, "ms_when_a_tenth_worse", most[i].ms);
@@ -255,7 +279,7 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     PredictedRange r = predict_range(plan, o);
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "device", plan->device->name);
+    cJSON_AddStringToObject(json, "device", r.mean.device->name);
     cJSON_AddStringToObject(json, "products", plan->fp8 ? "fp8" : "bf16");
     cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
     cJSON_AddNumberToObject(json, "active_parameters", (double)model_parameter_count(&plan->config, true));
@@ -264,7 +288,7 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);
     cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
     cJSON_AddNumberToObject(json, "memory_bytes", needs);
-    cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(plan->device));
+    cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(r.mean.device));
     add_times(json, &r.mean);
     add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast);
     add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow);

@@ -12,7 +12,7 @@ typedef enum { BOUND_PRODUCTS, BOUND_ATTENTION, BOUND_MEMORY, BOUND_LAUNCHES, BO
 static const char *const bound_names[BOUNDS] = {"matrix products", "attention", "memory bandwidth", "kernel launches",
                                                 "communication"};
 
-// Classes of work: constant, name in the report and in --dry-run-out, limit of an operation that outlasts its launches.
+// Classes of work: constant, name in the report and in the JSON, limit of an operation that outlasts its launches.
 // clang-format off
 #define PREDICTION_CLASS_TABLE(CLASS)                                            \
     CLASS(CLASS_BLOCK_GEMMS, "block GEMMs", BOUND_PRODUCTS)                      \
@@ -49,8 +49,9 @@ typedef struct {
 
 enum { PREDICTED_OPS = 60 };
 typedef struct {
-    const ModelPlan *plan; // for plan->device
+    const ModelPlan *plan;
     const Options *options;
+    const DevicePeak *device; // --device
     double assumed[ASSUMPTION_COUNT];
     double micro_steps;
     int op_count;
@@ -67,5 +68,5 @@ typedef struct {
 
 // Milliseconds to read and write so many bytes of device memory.
 static inline double memory_ms(const Prediction *p, double bytes) {
-    return 1e-6 * bytes / (p->assumed[ASSUME_MEMORY] * p->plan->device->memory_gbs);
+    return 1e-6 * bytes / (p->assumed[ASSUME_MEMORY] * p->device->memory_gbs);
 }

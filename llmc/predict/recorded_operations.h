@@ -21,6 +21,7 @@ static inline void buffer_upload(void *to, const void *host, size_t bytes);
 static inline void buffer_download(void *host, const void *from, size_t bytes);
 static inline void rope_table(real *table, int positions, int D, double theta);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
+static inline void comm_broadcast(void *data, size_t bytes);
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes);
 static inline void comm_wait(uint64_t ticket);
@@ -28,6 +29,8 @@ static inline void comm_wait(uint64_t ticket);
 #include "prediction_communication.h"
 #include "prediction_rates.h"
 #include "../model/linear_layers.h"
+
+static const bool ops_use_host_memory = false;
 
 static struct {
     const DevicePeak *device; // of the plan that is being built
@@ -67,6 +70,10 @@ static inline void record_rows(PredictionClass kind, const char *name, int launc
 
 // ---- memory
 
+static inline int ops_memory_parts(MemoryPart *parts) {
+    parts[0] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
+    return 1;
+}
 static inline void *buffer_alloc(size_t bytes, const char *what) {
     char *place = (char *)4096 + recorded.allocated;
     recorded.allocated += round_up(bytes, 4096);
@@ -91,7 +98,7 @@ static inline uint64_t record_ring(Ring ring, double bytes, double *total) {
 }
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
     Prediction *p = recorded.p;
-    RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
+    RingSpan group = ring_in_group(p), across = ring_across_groups(p);
     double bytes = (double)(piece * sizeof(grad_t)), *total = &p->reduce_ms;
     uint64_t ticket = record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
     if (!whole || across.ranks == 1) return ticket;
@@ -100,7 +107,7 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
 // With --zero 0 the sums of gradients are gathered.
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
     Prediction *p = recorded.p;
-    RingSpan group = ring_in_group(p->plan);
+    RingSpan group = ring_in_group(p);
     double bytes = (double)piece_bytes, *total = p->plan->sharding.level ? &p->gather_ms : &p->reduce_ms;
     return record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
 }
@@ -110,6 +117,7 @@ static inline void comm_wait(uint64_t ticket) {
     recorded.p->exposed_ms += recorded.times * waits;
 }
 static inline void comm_gather(void *all, const void *mine, size_t bytes) { memset(all, 0, bytes * comm_ranks()); }
+static inline void comm_broadcast(void *data, size_t bytes) {}
 
 // ---- linear layers
 
@@ -396,7 +404,7 @@ static inline void record_choices(const char *name, int launches, size_t bytes, 
 }
 static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r) {
     enum { ROWS = 256, BLOCKS = 8 }; // of router_totals_kernel: rows at a time; blocks of a multiprocessor
-    double waves = ceil((r.E + 1.0) / (BLOCKS * device_multiprocessors(recorded.p->plan->device)));
+    double waves = ceil((r.E + 1.0) / (BLOCKS * device_multiprocessors(recorded.p->device)));
     record_choices(__func__, 1, router_totals_bytes(r), waves * ceil((double)r.N / ROWS));
 }
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {

@@ -16,6 +16,7 @@ start opens.
 #include "../options/ranks.h"
 #include "../log/starts.h"
 #include "earlier_phases.h"
+#include "init_model.h"
 #include "stop_signals.h"
 #include "trainer_state.h"
 
@@ -147,55 +148,15 @@ static inline void start_configure_operations(Options *o) {
     }
     const char *why = linear_configure((GemmType)o->gemm);
     CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
-    // a prediction for another GPU requires no library here
-    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN && !o->device, o->deterministic,
-                                  o->doc_mask};
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
     attention_configure(attention);
-    if (o->gemm != GEMM_FP32 && !o->device && !linear_native())
+    if (o->gemm != GEMM_FP32 && !linear_native())
         fprintf(options_notes(o),
                 "--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                 "its speed\n",
                 gemm_choice(o->gemm));
-    if (o->gemm == GEMM_FP8 && o->model.E && !o->device && !linear_experts_in_fp8())
+    if (o->gemm == GEMM_FP8 && o->model.E && !linear_experts_in_fp8())
         fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
-}
-
-// Refuses a run directory as --init, with the name of its newest checkpoint.
-static inline void init_refuse_run(const char *dir) {
-    char path[PATH_SIZE];
-    size_t count = 0;
-    FORMAT(path, "%s/config.json", dir);
-    if (access(path, F_OK) == 0 || !directory_exists(dir)) return;
-    int64_t *steps = checkpoint_steps(dir, &count);
-    if (count) checkpoint_path(dir, steps[0], "", path);
-    free(steps);
-    CHECK(count == 0, "--init %s is the directory of a run: use its newest checkpoint, --init %s", dir, path);
-}
-
-// Refuses --init of a baseline with another --attention, or with twice the --heads, and names what converts it.
-static inline void init_refuse_conversion(const Options *o, const ModelConfig *config, const char *dir) {
-    bool variant = o->resume || options_given(o, "attention"), heads = o->resume || options_given(o, "heads");
-    const AttentionVariant *baseline = variant_find("baseline"), *to = variant ? o->model.attention : baseline;
-    int problems = 0;
-    if (config->attention != baseline) return;
-    if (to != baseline)
-        REFUSE(problems,
-               "--attention %s: the model of --init %s is a baseline: convert it with scripts/export/convert.py %s "
-               "--attention %s OUT, and use --init OUT",
-               to->name, dir, dir, to->name);
-    else if (heads && o->model.NH == 2 * config->NH)
-        REFUSE(problems,
-               "--heads %d: the model of --init %s has %d: convert it with scripts/export/convert.py %s --heads %d "
-               "OUT, and use --init OUT",
-               o->model.NH, dir, config->NH, dir, o->model.NH);
-    if (problems) program_exit(EXIT_USAGE);
-}
-
-// --init with --sparse-blocks or --sparse-block-size: `config`, the model of the directory, selects so. No weight
-// depends on them.
-static inline void init_sparse(const Options *o, ModelConfig *config) {
-    if (o->resume || options_given(o, "sparse-blocks")) config->sparse_blocks = o->model.sparse_blocks;
-    if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
 }
 
 static inline ModelConfig start_configure(Options *o, Resume *resume) {

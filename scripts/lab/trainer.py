@@ -1,4 +1,4 @@
-"""trainer.py: the options of the trainer program, and the cost of a model by --dry-run."""
+"""trainer.py: the options of the trainer program, the cost of a model by --dry-run, and hours by predict_diffv2."""
 
 import os
 import re
@@ -63,16 +63,21 @@ class Trainer:
 
     @cache
     def hours_of(self, command):
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise TrainerError(f"{command[0]}: {error.strerror}; make predict_diffv2 builds it") from None
         found = re.search(r"([0-9.e+-]+) to +([0-9.e+-]+) hours of the run$", done.stdout, re.M)
         if done.returncode or not found:
-            raise TrainerError((done.stderr.strip().splitlines() or ["--dry-run prints no hours"])[0])
+            raise TrainerError((done.stderr.strip().splitlines() or ["predict_diffv2 prints no hours"])[0])
         return float(found[1]), float(found[2])
 
     def hours(self, run, device):
-        """(least, most) predicted hours of a run on one GPU of this name for each of its ranks."""
+        """(least, most) hours of a run on one GPU of this name for each of its ranks, predicted by the program beside
+        the trainer."""
         options = plans.arguments({k: v for k, v in run.options.items() if k not in ("seed", "lr")})
-        return self.hours_of((str(self.path), "--dry-run", "--device", device, "--ranks", str(run.ranks), *options))
+        program = str(self.path.with_name("predict_diffv2"))
+        return self.hours_of((program, "--device", device, "--ranks", str(run.ranks), *options))
 
     def match(self, options, wanted):
         """The options with the width of the MLP, or of the experts, that gives `wanted` active parameters."""

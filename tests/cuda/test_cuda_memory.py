@@ -122,28 +122,3 @@ def test_device_peak(odd, name, measured):
     assert abs(read_json(odd / "run/run.json")["peak"]["gflops"] - float(printed)) <= 0.5
     (step,) = records(odd / "run", "train")
     assert step["flops_util"] > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "parts"),
-    [
-        ("NVIDIA B200", "", "times and price"),
-        ("NVIDIA B200", "--no-deterministic", "times"),
-        ("NVIDIA B200", "--sdpa own", "times"),
-        ("NVIDIA B200", "--gemm fp8", "times and price, slower"),
-        ("NVIDIA B2000", "--gemm fp8", ""),
-    ],
-)
-@pytest.mark.full(cases_from=1)
-def test_predicted_times(even, name, options, parts):
-    """a run on a listed device says what was predicted of its steps"""
-    # at the end the times and the price of --deterministic, at the start that FP8 is slower
-    parts = "" if FP32 else parts
-    result = on_device(even, DATA, EVEN, "--steps 2", options, env=f"CUDA_ON_CPU_NAME='{name}'").done()
-    line = re.search(r"^a step took (\S+) ms.*", result.out, re.M)
-    assert bool(line) == ("times" in parts), result.out
-    if line:
-        took, fast, slow = re.match(r"a step took (\S+) ms; predicted: (\S+) to (\S+) ms", line[0]).groups()
-        assert float(took) > 0 and 0 < float(fast) < float(slow)
-        assert (", of which --deterministic costs " in line[0]) == ("price" in parts)
-    assert ("--gemm fp8 is predicted to be slower than" in result.err) == ("slower" in parts)

@@ -209,27 +209,21 @@ def test_memory(short):
 @pytest.mark.full
 @pytest.mark.slow(cases_from=1)
 def test_dry_run(short, zero):
-    """a dry run with ranks prints the memory and traffic of a rank"""
+    """a dry run with ranks prints the memory of a rank"""
     # enough parameters that buffers dominate the memory, and enough layers that two of them are a small part
     model = (
         "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 --seq-len 32 "
         f"--batch-size 1 --zero {zero}"
     )
-    out = run(faulty(), model, "--dry-run --ranks 2 --link-gbs 10").done().out
+    out = run(faulty(), model, "--dry-run --ranks 2").done().out
     total = number_after("total", out[out.index("memory of one of 2 ranks") :])
-    table = re.findall(r"^  (\d) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+) ms$", out[out.index("by --zero level") :], re.M)
-    assert [int(row[0]) for row in table] == list(range(MOST_ZERO + 1))
-    memory, sent, ms = ([float(x) for x in column] for column in list(zip(*table))[1:])
-    for mib, time in zip(sent, ms):
-        assert abs(time - mib * 1.048576 / 10) < 0.1
+    table = re.findall(r"^  (\d) +([\d.]+) MiB$", out[out.index("by --zero level") :], re.M)
+    assert [int(level) for level, _ in table] == list(range(MOST_ZERO + 1))
+    memory = [float(mib) for _, mib in table]
     wanted = 4 * 3 * number_after("total", out) / 2 / 2**20  # fp32 weights and moments of half of the parameters
     assert abs(number_after("copy for checkpoints, in host memory", out) - wanted) < 0.01 * wanted
     assert abs(total - memory[zero]) < 0.2
-    assert sent[0] == sent[1] == sent[2] and memory[0] > memory[1] > memory[2] > memory[3]
-    # more than --zero 2: one of 2 ranks sends half of 10 layers: all 12 in the backward except for the last two, and
-    # in the forward except for the first two, which the update has gathered
-    more = 0.5 * 10 / 12 * 4 * (number_after("attention", out) + number_after("MLP", out)) / 2**20
-    assert abs(sent[3] - sent[2] - more) < 0.01 * more
+    assert memory[0] > memory[1] > memory[2] > memory[3]
     if not linked_with("libasan"):  # which more than doubles the memory of a rank
         run_ranks(2, "--train-data train.bin", model, "--threads 1 --steps 3", cwd=short, PEAK="peak").done()
         peak = max(int(kib) for kib in (short / "peak").read_text().split()) / 1024

@@ -1,84 +1,17 @@
 /*
-memory_report.h: the memory of a process, part by part: for --dry-run, for the checks at the start of a run, for the
-message of an allocation that fails, and for the log, beside the memory in use after the first step.
-
-On a GPU this is device memory. The parts that the program allocates are exact; those of CUDA and NCCL are estimates.
+memory_report.h: the memory of a process (memory_parts.h) beside what the machine has: for --dry-run, for the checks at
+the start of a run, for the message of an allocation that fails, and for the log, after the first step.
 */
 #pragma once
-#include "assumptions.h"
 #include "../log/logger.h"
-#include "../model/activations.h"
 #include "../log/progress.h"
 #include "../base/host.h"
 #include "../checkpoint/checkpoint_background.h"
-#include "../comm/comm.h"
-
-enum { MEMORY_PARTS = 16 };
-
-// Lists the parts that are not empty, and returns their number. `sampling`: the plan of the model that generates
-// samples, or NULL.
-static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling, MemoryPart parts[MEMORY_PARTS]) {
-    const MemoryPart all[] = {
-        memory_part("parameters", plan->params_bytes, false),
-        memory_part("gradients", plan->grads_bytes, false),
-        memory_part("optimizer states", plan->moments_bytes, false),
-        memory_part("master weights", plan->master_bytes, false),
-        memory_part("directions of a layer (Muon)", plan->directions_bytes, false),
-        memory_part("rounded copies of weights", plan->copies_bytes, false),
-        memory_part("activations", plan->activations_bytes - plan->cache_bytes, false),
-        memory_part("keys and values of earlier positions", plan->cache_bytes, false),
-        memory_part("activations for samples", sampling ? sampling->activations_bytes - sampling->cache_bytes : 0,
-                    false),
-        memory_part("keys and values for samples", sampling ? sampling->cache_bytes : 0, false),
-        memory_part("gradients received from other ranks", plan->received_bytes, false),
-        memory_part("workspace", plan->workspace_bytes, false),
-    };
-    int count = 0;
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (all[i].bytes) parts[count++] = all[i];
-    bool predicted = plan->device != NULL;
-    if (predicted) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
-    else count += ops_memory_parts(parts + count);
-    const char *comm_name = "NCCL, about";
-    size_t comm_bytes = predicted ? (plan_ranks(plan) > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_library_bytes(plan_ranks(plan), &comm_name);
-    if (comm_bytes) parts[count++] = memory_part(comm_name, comm_bytes, true);
-    return count;
-}
-
-static inline size_t memory_total(const MemoryPart *parts, int count) {
-    size_t sum = 0;
-    for (int i = 0; i < count; i++) sum += parts[i].bytes;
-    return sum;
-}
-
-// Bytes of a whole process.
-static inline size_t process_bytes(const ModelPlan *plan, const ModelPlan *sampling) {
-    MemoryPart parts[MEMORY_PARTS];
-    return memory_total(parts, memory_parts(plan, sampling, parts));
-}
-
-// The estimated part of the total: memory of CUDA and NCCL.
-static inline size_t memory_estimated(const MemoryPart *parts, int count) {
-    size_t sum = 0;
-    for (int i = 0; i < count; i++) sum += parts[i].about ? parts[i].bytes : 0;
-    return sum;
-}
+#include "memory_parts.h"
 
 // Device memory available to a process: what is free, and the part in use that the estimate already covers.
 static inline size_t memory_available(const DeviceMemory *now, size_t estimated) {
     return now->total - now->used + min_size(now->used, estimated);
-}
-
-static inline double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
-
-// Whether so many bytes fit a GPU of --device, and what is missing.
-typedef char FitText[64];
-static inline const char *memory_fit(FitText text, const DevicePeak *gpu, size_t needed) {
-    double missing = (double)needed - device_memory_bytes(gpu);
-    if (missing <= 0) return "fits";
-    snprintf(text, sizeof(FitText), "too little by %.1f MiB", missing / 1048576);
-    return text;
 }
 
 // The size of the cache of a model for generation, before the first token; on stderr, as stdout has the results.
@@ -90,16 +23,9 @@ static inline void print_cache(const ModelPlan *plan) {
 static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
     int count = memory_parts(plan, sampling, parts);
-    for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
+    print_memory_parts(parts, count);
     size_t needed = memory_total(parts, count), on_host = ops_use_host_memory ? needed : 0;
     size_t copy = plan->purpose == FOR_TRAINING ? background_copy_bytes(&plan->sharding) : 0;
-    printf("  %-44s %10.1f MiB\n", "total", in_mib(needed));
-    if (plan->device) {
-        FitText fit;
-        printf("%s has about %.1f MiB: %s\n", plan->device->name, device_memory_bytes(plan->device) / 1048576,
-               memory_fit(fit, plan->device, needed));
-        return;
-    }
     DeviceMemory now;
     HostMemory host;
     if (copy) printf("  %-44s %10.1f MiB\n", "copy for checkpoints, in host memory", in_mib(copy));
