@@ -60,7 +60,7 @@ def largest_batch(gib, device, *arguments, **options):
     """The batch size of a check on a device with so much free memory."""
     check = runner.Check.__new__(runner.Check)
     check.store = SimpleNamespace(all={"device": device})
-    check.programs = SimpleNamespace(unusable={}, commands={"TRAIN_DIFFV2": [str(ROOT / "build/train_diffv2")]})
+    check.programs = SimpleNamespace(unusable={}, commands={"PREDICT_DIFFV2": [str(ROOT / "build/predict_diffv2")]})
     done = lambda command: subprocess.run([str(word) for word in command], capture_output=True, text=True)
     check.run = lambda command, limit: (lambda d: (d.returncode, d.stdout + d.stderr))(done(command))
     check.free_bytes = gib * 2**30

@@ -90,7 +90,7 @@ def repository(tmp_path_factory):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
     (to / "build").symlink_to(ROOT / "build")
-    for name in ("train_diffv2", "text_to_shards"):
+    for name in ("train_diffv2", "predict_diffv2", "text_to_shards"):
         shutil.copy2(ROOT / os.environ.get(name.upper(), f"build/{name}"), to / name)
     return to
 

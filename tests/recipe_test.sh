@@ -3,7 +3,7 @@
 # Slurm. The last line is "N passed, N failed[, N skipped]". Exit status: 0 nothing failed, 1 something failed, 2 usage.
 #
 # Usage: tests/recipe_test.sh
-# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
+# Variables: TRAIN_DIFFV2, PREDICT_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
 no_arguments "$@"
@@ -28,7 +28,7 @@ test_help_and_errors_have_the_names_of_all_recipes() {
 test_the_figures_of_each_recipe_are_those_of_a_prediction() {
     local name machines gpus total steps zero figures place row
     while read -r name machines gpus _ total steps _ _ _ zero _; do
-        ends 0 env RANKS=1 TRAIN_DIFFV2=./predict_diffv2 scripts/recipe.sh "$name" \
+        ends 0 env RANKS=1 TRAIN_DIFFV2="${PREDICT_DIFFV2:-build/predict_diffv2}" scripts/recipe.sh "$name" \
             --ranks $((machines * gpus)) --device H100
         figures=$(awk -v zero="$zero" -v tokens=$((total * steps)) '
             function number(text) { return text * 1000 ^ (index(" kMGTPE", substr(text, length(text))) - 1) }

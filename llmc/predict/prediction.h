@@ -63,7 +63,3 @@ static inline StepTimes predict_times(const ModelPlan *like, const Options *opti
     plan_free(&plan);
     return (StepTimes){r.mean.step_ms, r.fast.step_ms, r.slow.step_ms};
 }
-static inline StepTimes predict_times_with(const ModelPlan *like, Options options, GemmType gemm, bool deterministic) {
-    options.gemm = gemm, options.deterministic = deterministic;
-    return predict_times(like, &options);
-}

@@ -161,20 +161,18 @@ static inline AttentionKernel predicted_backward(const Prediction *p) {
 static inline void print_prediction_alternatives(const Prediction *p) {
     const ModelPlan *plan = p->plan;
     const Options *o = p->options;
+    Options loose = *o, own = *o, bf16 = *o;
+    loose.deterministic = !o->deterministic, own.sdpa = SDPA_OWN, bf16.gemm = GEMM_BF16;
     if (predicted_backward(p) == BY_CUDNN) {
-        StepTimes t = predict_times_with(plan, *o, (GemmType)o->gemm, !o->deterministic);
+        StepTimes t = predict_times(plan, &loose);
         print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
         printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
-    }
-    if (predicted_backward(p) == BY_CUDNN) {
-        Options own = *o;
-        own.sdpa = SDPA_OWN;
-        StepTimes t = predict_times(plan, &own);
+        t = predict_times(plan, &own);
         print_span("--sdpa own", t.fast, t.slow, 2);
         printf(" ms, attention by the built-in kernels\n");
     }
     if (plan->fp8) {
-        StepTimes t = predict_times_with(plan, *o, GEMM_BF16, o->deterministic);
+        StepTimes t = predict_times(plan, &bf16);
         print_span("--gemm bf16", t.fast, t.slow, 2);
         printf(" ms%s\n", t.mean < p->step_ms ? ": FP8 is slower for this model on this GPU" : "");
     }
