@@ -1,5 +1,5 @@
 """Parts of dev/gpu_check alone: the comparison of gradients, with constructed ones; batch sizes; names of results.
-tests/gpu_check_test.sh runs the whole check. Requires build/train_diffv2."""
+tests/gpu_check_test.sh runs the whole check. Requires build/predict_diffv2."""
 
 import struct
 import subprocess

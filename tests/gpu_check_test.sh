@@ -363,7 +363,7 @@ cp -r dev/gpu_check dev/gpu_check.sh "$tree/dev"
 git describe --always --dirty >"$work/bundle/revision" 2>/dev/null || echo unknown >"$work/bundle/revision"
 fake make <<END
 mkdir -p build/fp32
-for p in oncpu fp32/oncpu train_diffv2; do ln -sfn "$here/build/\$p" "build/\$p"; done
+for p in oncpu fp32/oncpu train_diffv2 predict_diffv2; do ln -sfn "$here/build/\$p" "build/\$p"; done
 echo "made \$*" >>"$work/made"
 END
 rented() { # arguments...: the check in that copy
@@ -383,7 +383,7 @@ ok "without a bundle's programs all are built first; without git the commit is t
 digest() { python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"; }
 rm -rf "$tree/build" "$work/h"
 mkdir -p "$work/bundle/bin/fp32" "$work/bundle/bin/oncpu" "$work/bundle/lib"
-for p in oncpu/test_trainer oncpu/test_diffv2 oncpu/bench_cuda train_diffv2; do
+for p in oncpu/test_trainer oncpu/test_diffv2 oncpu/bench_cuda train_diffv2 predict_diffv2; do
     ln -sfn "$here/build/$p" "$work/bundle/bin/$p"
 done
 ln -sfn "$here/build/fp32/oncpu" "$work/bundle/bin/fp32/oncpu"
@@ -450,7 +450,7 @@ cp dev/gpu_check/short.sh "$short"
 mapfile -t patterns < <(python3 dev/gpu_check/programs.py --patterns) # the files that travel, and no other
 git ls-files -z -- "${patterns[@]}" | tar --null -T - -cf - | tar -C "$packed/project" -xf -
 cp -r "$work/bundle/corpus" "$work/bundle/CONTENTS" "$work/bundle/revision" "$packed"
-for p in oncpu/test_trainer oncpu/bench_cuda train_diffv2; do ln -s "$here/build/$p" "$packed/bin/$p"; done
+for p in oncpu/test_trainer oncpu/bench_cuda {train,predict}_diffv2; do ln -s "$here/build/$p" "$packed/bin/$p"; done
 ln -s "$fakes/wrong" "$packed/bin/oncpu/test_diffv2"
 ln -s "$fakes/hangs" "$packed/bin/fp32/oncpu/test_diffv2"
 fake hangs <<'END' # once, and not even SIGTERM ends it

@@ -6,7 +6,6 @@ are those of the reference (dev/reference/test_reference.py).
 #pragma once
 #include "fixture.h"
 #include "harness.h"
-#include "planned_faults.h"
 
 typedef struct {
     const char *why;
@@ -524,30 +523,6 @@ static void test_update_decay_and_clipping(void) {
                tensor_rows[r].decay, tensor_rows[r].name);
 }
 
-// tests/prediction.h explains the numbers. The gradients are 0.
-static void test_update_calls(void) {
-    static const struct {
-        const char *preset, *attention;
-        int calls;
-    } cases[] = {{"tiny", "diff_v2", 4 * 4 + 2}, {"tiny", "diff_v1", 4 * 4 + 2}, {"moe-tiny", "diff_v2", 4 * 4 + 2}};
-    for (int i = 0; i < 3; i++) {
-        Options o;
-        Model m;
-        options_defaults(&o);
-        option_set(&o, option_row("preset"), cases[i].preset);
-        option_set(&o, option_row("attention"), cases[i].attention);
-        options_derive(&o, 1);
-        ModelConfig config = options_config(&o);
-        case_open(&m, &config, 1, 8, FOR_TRAINING);
-        int before = updates_made;
-        model_update(&m, &o, 1e-3, 1, 1);
-        EXPECT(updates_made - before == cases[i].calls, "%s %s: %d updates, not %d", cases[i].preset,
-               cases[i].attention, updates_made - before, cases[i].calls);
-        case_close(&m);
-        options_free(&o);
-    }
-}
-
 // Computes each value by itself: it does not depend on chunks or on other tensors.
 static void test_initial_values(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -681,7 +656,6 @@ static const Test model_tests[] = {
     {"generation continues beyond the context, and depends on its key", test_generation_beyond_context},
     {"an update decays matrices only and applies the clipped gradient; a NaN makes the norm NaN",
      test_update_decay_and_clipping},
-    {"an update has as few calls as settings and neighbours allow", test_update_calls},
     {"a step has the FLOPs of its matrix products and attention", test_step_flops},
     {"an initial value depends only on the seed, the tensor's name and the element", test_initial_values},
     {"completep at the base shape is standard, and has one rule for each kind of tensor", test_scaling_at_the_base},

@@ -98,17 +98,12 @@ static bool fault_remove(const char *path) {
     return true;
 }
 
-static int updates_made; // calls of adamw_update (C)
-
 static bool fault_point(FaultPlace place, void *data, size_t number) {
     int64_t step = WATCH_GET(own.step);
     switch (place) {
     case FAULT_PHASE: fault_at(step, watch_phases[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;
-    case FAULT_UPDATE:
-        updates_made++;
-        fault_update((floatX *)data + number - 1, step);
-        break;
+    case FAULT_UPDATE: fault_update((floatX *)data + number - 1, step); break;
     case FAULT_MOMENT: fault_moment((real *)data + number - 1, step); break;
     case FAULT_WRITE: fault_write((const char *)data); break;
     case FAULT_REMOVE: return fault_remove((const char *)data);

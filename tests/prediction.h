@@ -48,8 +48,7 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
 // The plan after a change of options.
 static void predicted_again(PredictedRun *run) {
     ModelPlan old = run->model;
-    predicted_plan(&run->model, &old.config, old.B, old.T, FOR_TRAINING, RECOMPUTE_NOTHING, plan_ranks(&old), 1,
-                   &run->options);
+    predicted_plan_like(&run->model, &old, 1, &run->options);
     plan_free(&old);
 }
 static void predicted_run_free(PredictedRun *run) {
@@ -705,8 +704,8 @@ static void test_prediction_of_experts(void) {
 }
 
 // The update of a layer: the first norm, the matrices of attention, the second norm with the vectors before it, and the
-// matrices of the MLP or of all experts. That of the model: the embedding, the last norm and the LM head. tests/model.h
-// has the same numbers for the trainer.
+// matrices of the MLP or of all experts. That of the model: the embedding, the last norm and the LM head.
+// tests/prediction_test.py compares the calls of other steps with the trainer's.
 static void test_prediction_of_updates(void) {
     static const struct {
         const char *preset, *attention;

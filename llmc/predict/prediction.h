@@ -1,8 +1,9 @@
 /*
-prediction.h: memory and time of a training step on a GPU that this machine need not have. predict_diffv2.c defines the
-first two functions.
+prediction.h: memory and time of a training step on a GPU that this machine need not have. predict_diffv2.c defines
+predicted_plan and predict_step.
 
   predicted_plan(plan, config, ...)         as plan_build, of the bf16 program on the GPU
+  predicted_plan_like(plan, like, ...)      the same of the model of another plan, to train it
   predict_step(plan, options, change)       Prediction (prediction_types.h)
   prediction_summary(prediction)            share of the peak, tokens/s, what limits the speed
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
@@ -50,6 +51,12 @@ static inline PredictedRange predict_range(const ModelPlan *plan, const Options 
     return r;
 }
 
+// For training the model of another plan, with this --zero level.
+static inline void predicted_plan_like(ModelPlan *plan, const ModelPlan *like, int zero, const Options *options) {
+    predicted_plan(plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, plan_ranks(like), zero,
+                   options);
+}
+
 typedef struct {
     double mean, fast, slow; // milliseconds
 } StepTimes;
@@ -57,8 +64,7 @@ typedef struct {
 // Of training the model of `like` on options->device, with the options' --gemm, --sdpa and --deterministic.
 static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
     ModelPlan plan;
-    predicted_plan(&plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, plan_ranks(like),
-                   like->sharding.level, options);
+    predicted_plan_like(&plan, like, like->sharding.level, options);
     PredictedRange r = predict_range(&plan, options);
     plan_free(&plan);
     return (StepTimes){r.mean.step_ms, r.fast.step_ms, r.slow.step_ms};

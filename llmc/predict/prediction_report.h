@@ -38,15 +38,12 @@ static inline void print_predicted_memory(const ModelPlan *plan, const ModelPlan
 // By --zero level: the memory of a rank, the bytes it sends, the time to send them at --link-gbs if no computation
 // hides it, and the step.
 static inline void print_levels(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
-    printf(
-        "by --zero level              memory of a rank    sent by a rank per step%s          expected step    fits the "
-        "GPU\n",
-        o->link_gbs > 0 ? "  time to send" : "");
+    printf("by --zero level              memory of a rank    sent by a rank per step%s          expected step    %s\n",
+           o->link_gbs > 0 ? "  time to send" : "", "fits the GPU");
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
         FitText fit;
-        predicted_plan(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, plan_ranks(plan), zero,
-                       o);
+        predicted_plan_like(&other, plan, zero, o);
         PredictedRange r = predict_range(&other, o);
         size_t needed = process_bytes(&other, sampling);
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(needed), r.mean.sent_bytes / 1048576.0);
