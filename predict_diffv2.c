@@ -102,8 +102,14 @@ static int device_problems(const Options *o) {
 
 // The options and the model. Ends the program with status 2 after reporting all errors.
 static ModelConfig predict_configure(Options *o) {
-    int problems = options_report(o) + device_problems(o) + options_sharding_problems(o);
-    if (o->init && problems == 0) {
+    int ranks = options_ranks(o), problems = options_report(o) + device_problems(o) + options_sharding_problems(o);
+    if (!o->init) { // its model may change the checks
+        Options trial = *o;
+        options_derive(&trial, ranks);
+        problems += options_number_problems(&trial, ranks);
+    }
+    if (problems) program_exit(EXIT_USAGE);
+    if (o->init) {
         init_refuse_run(o->init);
         ModelConfig loaded = config_json_read(o->init);
         init_refuse_conversion(o, &loaded, o->init);
@@ -111,9 +117,8 @@ static ModelConfig predict_configure(Options *o) {
         options_adopt_model(o, &loaded);
     }
     options_adopt_data(o);
-    options_derive(o, options_ranks(o));
-    problems += options_number_problems(o, options_ranks(o));
-    if (problems) program_exit(EXIT_USAGE);
+    options_derive(o, ranks);
+    if (options_number_problems(o, ranks)) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 

@@ -1,9 +1,10 @@
 /*
 options_table.h: the table of the command line's options, and their values.
 
-One row per option defines parsing, --help, the options printed at the start, and the JSON of run.json and
-trainer_state.json. option_set reads every value from text, whether it comes from the command line, a default of the
-table or a saved JSON. option_text writes every value, so that two values are equal exactly when their texts are.
+One row per option of train_diffv2 or predict_diffv2 defines parsing, --help, the options printed at the start, and the
+JSON of run.json and trainer_state.json. option_set reads every value from text, whether it comes from the command line,
+a default of the table or a saved JSON. option_text writes every value, so that two values are equal exactly when their
+texts are.
 
   given    specified on the command line
   has      has a value: a default, given, adopted from a checkpoint, or derived from other options
