@@ -14,7 +14,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/ops/all_ops.h"
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
-#include "llmc/model/key_blocks.h"
+#include "llmc/model/cached_attention.h"
 #include "llmc/model/layer_tensors.h"
 
 // ---------------------------------------------------------------------------------------------------
@@ -28,7 +28,6 @@ typedef struct {
     LayerTensors *layers; // [L]: parameters and their gradients
     Mlp *mlps;            // [L]
     Linear head;
-    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
@@ -61,15 +60,6 @@ static void model_free(Model *model, bool owns_params) {
     memset(model, 0, sizeof(*model));
 }
 
-// As key_set; the backward includes that of RoPE, and with --doc-mask attention stays within documents.
-static KeySet model_key_set(const Model *model, int l, int set, int B, int T, int first) {
-    KeySet k = key_set(&model->plan, l, set, B, T, first);
-    k.shape.rope = model->acts.rope;
-    k.shape.first_key = model->documents ? model->acts.starts : NULL;
-    k.shape.sparse.lists = model->acts.layers[l].lists;
-    return k;
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
@@ -83,52 +73,13 @@ static void qk_norm_forward(Model *model, int l, int N) {
     if (p->k_norm) head_norm_forward(a->k, a->k_kept, p->k_norm, N, d->NK, d->QD, ld, kept_ld, eps);
 }
 
-// Attention of a model for generation: the new keys and values, in the fused rows, join those of the cache.
-static void cached_attention_forward(Model *model, int l, Rows r) {
-    const ModelPlan *plan = &model->plan;
-    const AttentionDims *d = plan_dims(plan, l);
-    const LayerActivations *a = &model->acts.layers[l];
-    int capacity = cache_capacity(plan, l), width = d->kv_rows, earlier = 0;
-    floatX *cache = a->kv + (size_t)r.sequence * capacity * width;
-    const floatX *k = cache, *own = a->k;
-    const int *first = model->acts.first;
-    bool ring = capacity < plan->T && r.T > 1, cross = layer_cross(&plan->config, l);
-    if (ring) { // the piece overwrites positions that its first rows attend to: they are copied
-        earlier = min_int(r.first, capacity - 1);
-        if (earlier) cache_load(model->acts.staged, cache, r.first - earlier, earlier, capacity, width);
-        cache_store(model->acts.staged + (size_t)earlier * width, own, NULL, 1, r.T, r.T, width, d->fused_ld);
-        k = model->acts.staged;
-    }
-    if (!cross) cache_store(cache, own, first, r.B, r.T, capacity, width, d->fused_ld);
-    if (!cross)
-        key_blocks_complete(plan, &model->acts, l, k, ring ? r.first - earlier : 0, ring ? plan->T : capacity, r);
-    key_blocks_select(plan, &model->acts, l, model_key_set(model, l, 0, r.B, r.T, 0), r);
-    for (int set = 0; set < plan->config.attention->key_sets; set++) {
-        KeySet s = model_key_set(model, l, set, r.B, r.T, ring ? earlier : r.first);
-        if (ring) s.shape.sparse.base = r.first - earlier;
-        floatX *out = a->heads + s.out;
-        real *lse = a->lse + s.lse;
-        if (layer_sparse(&plan->config, l))
-            sparse_attention_forward(out, lse, a->fused + s.q, k + s.k, k + s.v, r.T == 1 ? first : NULL, capacity,
-                                     s.shape);
-        else if (r.T == 1) attention_decode(out, lse, a->fused + s.q, k + s.k, k + s.v, first, capacity, s.shape);
-        else attention_forward(out, lse, a->fused + s.q, k + s.k, k + s.v, s.shape);
-    }
-}
-
 // heads, lse = attention(q, k, v) of every query head, for each set of keys
 static void heads_forward(Model *model, int l, Rows r) {
-    const LayerActivations *a = &model->acts.layers[l];
-    if (model->plan.purpose == FOR_GENERATION) {
-        cached_attention_forward(model, l, r);
-        return;
-    }
-    for (int set = 0; set < model->plan.config.attention->key_sets; set++) {
-        KeySet s = model_key_set(model, l, set, r.B, r.T, 0);
-        floatX *out = a->heads + s.out, *q = a->fused + s.q, *k = a->kv + s.k, *v = a->kv + s.v;
-        if (layer_sparse(&model->plan.config, l))
-            sparse_attention_forward(out, a->lse + s.lse, q, k, v, NULL, 0, s.shape);
-        else attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
+    const ModelPlan *plan = &model->plan;
+    for (int set = 0; set < plan->config.attention->key_sets; set++) {
+        AttentionTensors t = attention_tensors(plan, &model->acts, l, set, r.B, r.T, 0);
+        if (layer_sparse(&plan->config, l)) sparse_attention_forward(t.out, t.lse, t.q, t.k, t.v, NULL, 0, t.shape);
+        else attention_forward(t.out, t.lse, t.q, t.k, t.v, t.shape);
     }
 }
 
@@ -150,23 +101,22 @@ static void lambda_forward(Model *model, int l, int N) {
 
 // combined = the signal heads - s(lambda) * the noise heads of attention; in variants without these, all heads
 static void combined_forward(Model *model, int l, Rows r) {
-    const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const ModelPlan *plan = &model->plan;
+    const AttentionVariant *variant = plan->config.attention;
+    const AttentionDims *d = plan_dims(plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
-    if (model->plan.purpose != FOR_GENERATION) {
-        key_blocks_complete(&model->plan, &model->acts, l, a->kv, 0, r.T, r);
-        key_blocks_select(&model->plan, &model->acts, l, k, r);
+    AttentionTensors t = attention_tensors(plan, &model->acts, l, 0, r.B, r.T, 0);
+    if (plan->purpose == FOR_GENERATION) cached_attention_forward(plan, &model->acts, l, r);
+    else {
+        key_blocks_complete(plan, &model->acts, l, a->kv, 0, r.T, r);
+        key_blocks_select(plan, &model->acts, l, r);
+        if (!plan->diff_attention) heads_forward(model, l, r);
     }
-    if (model->plan.diff_attention) {
-        (layer_sparse(&model->plan.config, l) ? sparse_diff_attention_forward : diff_attention_forward)(
-            a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda, d->lambda_ld, k.shape,
-            variant->factor);
-        return;
-    }
-    heads_forward(model, l, r);
     if (variant->sink) sink_forward(a->heads, a->lse, model->layers[l].sinks, r.B, r.T, d->NQ, d->DV);
-    if (d->groups.noise)
+    if (plan->diff_attention)
+        (layer_sparse(&plan->config, l) ? sparse_diff_attention_forward : diff_attention_forward)(
+            a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape, variant->factor);
+    else if (d->groups.noise)
         diff_combine_forward(a->combined, a->heads, a->lambda, r.B * r.T, d->OH, d->DV, d->lambda_ld, d->groups,
                              variant->factor);
 }
@@ -321,18 +271,19 @@ static void lambda_backward(Model *model, int l, int N) {
 }
 
 // From dcombined to the gradients of queries, keys, values and lambda.
-static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
+static void combined_backward(Model *model, int l, int B, int T) {
+    const ModelPlan *plan = &model->plan;
+    const AttentionVariant *variant = plan->config.attention;
+    const AttentionDims *d = plan_dims(plan, l);
     const LayerTensors *p = &model->layers[l];
-    const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
-    const bool sparse = layer_sparse(&model->plan.config, l) > 0;
-    if (model->plan.diff_attention) {
-        KeySet k = model_key_set(model, l, 0, B, T, 0);
-        (sparse ? sparse_diff_attention_backward : diff_attention_backward)(
-            g->dfused + k.q, dkv + k.k, dkv + k.v, a->dlambda, g->dheads, g->dcombined, a->combined.data, a->heads,
-            a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, a->lambda, d->lambda_ld, k.shape, variant->factor);
+    bool sparse = layer_sparse(&plan->config, l) > 0;
+    AttentionTensors t = attention_tensors(plan, g, l, 0, B, T, 0);
+    if (plan->diff_attention) {
+        (sparse ? sparse_diff_attention_backward
+                : diff_attention_backward)(t.dq, t.dk, t.dv, a->dlambda, t.dout, g->dcombined, a->combined.data, t.out,
+                                           t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape, variant->factor);
         return;
     }
     // combined = signal head - s(lambda) * noise head
@@ -343,10 +294,9 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
     if (variant->sink == SINK_OWN) sink_backward(p->dsinks, g->dheads, a->heads, a->lse, p->sinks, B, T, d->NQ, d->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
-        KeySet k = model_key_set(model, l, set, B, T, 0);
-        (sparse ? sparse_attention_backward
-                : attention_backward)(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out,
-                                      a->lse + k.lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, set > 0);
+        t = attention_tensors(plan, g, l, set, B, T, 0);
+        (sparse ? sparse_attention_backward : attention_backward)(t.dq, t.dk, t.dv, t.dout, t.out, t.lse, t.q, t.k, t.v,
+                                                                  t.shape, set > 0);
     }
 }
 
@@ -358,8 +308,6 @@ static void heads_backward(Model *model, int l, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, ld = d->fused_ld;
-    bool cross = layer_cross(&model->plan.config, l);
-    floatX *dkv = cross ? g->dkv.data : g->dfused;
     // attn_out = normed * sigmoid(gate)
     if (d->gate_width)
         gate_backward(g->dnormed, a->dgate, g->dattn_out, a->normed, a->gate, N, d->OH, d->DV, ld, d->gate_width);
@@ -369,10 +317,11 @@ static void heads_backward(Model *model, int l, int B, int T) {
         rmsnorm_backward(activation(g->dcombined, NULL), p->dsubln, g->dnormed, a->combined.data, p->subln, a->rstd_sub,
                          N * d->norm_count, d->norm_width, false);
     // combined = signal heads - s(lambda) * noise heads, of attention(q, k, v)
-    combined_backward(model, l, dkv, B, T);
+    combined_backward(model, l, B, T);
     lambda_backward(model, l, N);
     // the layers of YOCO's upper half read the same keys and values
-    if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
+    if (layer_cross(&model->plan.config, l))
+        accumulate(g->dkv_sum, g->dkv.data, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
 }
 
 // kv = rope(kv(rmsnorm(x))): from the gradient of YOCO's keys and values, the sum over the upper half, adds to acts.dx.
@@ -442,7 +391,7 @@ static void block_backward(Model *model, int l, int B, int T) {
 static void model_gather_stats(Model *model, int l, int B, int T) {
     ops_wait(); // so that only the statistics are timed
     double start = now_seconds();
-    model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], l, model_key_set(model, l, 0, B, T, 0));
+    model->stats[l] = layer_stats(&model->plan, &model->acts, l, B, T);
     model->stats_seconds += now_seconds() - start;
 }
 
@@ -476,7 +425,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
-    model->documents = starts != NULL;
+    model->acts.first_key = starts ? model->acts.starts : NULL;
     if (!starts) return;
     buffer_upload(model->acts.starts, starts, bytes);
     attention_documents(model->acts.documents, model->acts.starts, starts, N, model->plan.T);

@@ -140,7 +140,7 @@ static void expect_maps_of_layer(void *data, int l) {
     const Model *model = (const Model *)data;
     const char *what = model->plan.config.attention->name;
     int B = model->plan.B;
-    LayerOnHost host = layer_to_host(&model->plan, &model->acts.layers[l], l, model_key_set(model, l, 0, B, MAP_T, 0));
+    LayerOnHost host = layer_to_host(&model->plan, &model->acts.layers[l], l, key_set(&model->plan, l, 0, B, MAP_T, 0));
     for (int b = 0; b < B; b++)
         for (int head = 0; head < model->plan.dims.NQ; head++)
             expect_map_of_head(model, &host.attention, l, b, head, what);

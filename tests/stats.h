@@ -125,7 +125,7 @@ static inline int direct_key_head(const AttentionDims *d, int h) {
 
 // Where the document of position t of sequence b begins, and the first position that it attends to.
 static inline int direct_start(const Model *m, int b, int t, int T) {
-    return m->documents ? m->acts.starts[b * T + t] : 0;
+    return m->acts.first_key ? m->acts.first_key[b * T + t] : 0;
 }
 static inline int direct_low(const Model *m, int layer, int b, int t, int T) {
     const ModelConfig *c = &m->plan.config;
@@ -311,7 +311,7 @@ static void test_statistics_definition(void) {
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             case_grad_norm(&m); // computes the layers' norms
             for (int l = 0; l < m.plan.config.L; l++) {
-                LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
+                LayerStats got = layer_stats(&m.plan, &m.acts, l, mc->B, mc->T);
                 double grad_norm = direct_grad_norm(&m, l);
                 expect_layer_stats(&m, mc->why, l, &got, mc->B, mc->T);
                 expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m.state, 1 + l, 1 + l), grad_norm,
@@ -369,7 +369,7 @@ static void test_statistics_nan(void) {
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
-    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
+    LayerStats s = layer_stats(&m.plan, &m.acts, 0, mc->B, mc->T);
     EXPECT(isnan(s.attention.first_effective) && isnan(s.attention.largest_logit), "a NaN in a query: %g %g",
            s.attention.first_effective, s.attention.largest_logit);
     case_end(&m, tokens);
@@ -381,7 +381,7 @@ static void test_statistics_one_position(void) {
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     case_grad_norm(&m);
-    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
+    LayerStats s = layer_stats(&m.plan, &m.acts, 0, mc->B, mc->T);
     EXPECT(isnan(s.attention.first_effective) && isnan(s.attention.largest_logit), "attention: %g %g",
            s.attention.first_effective, s.attention.largest_logit);
     EXPECT(s.lambda > 0 && s.context_rms > 0 && s.residual_max > 0 && squares_norm(&m.state, 1, 1) > 0,
@@ -398,7 +398,7 @@ static void test_statistics_threads(void) {
     LayerStats stats[4];
     for (int threads = 1; threads <= 4; threads++) {
         omp_set_num_threads(threads);
-        stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], 1, model_key_set(&m, 1, 0, mc->B, mc->T, 0));
+        stats[threads - 1] = layer_stats(&m.plan, &m.acts, 1, mc->B, mc->T);
         EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give different statistics",
                threads);
     }

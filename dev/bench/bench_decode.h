@@ -87,11 +87,9 @@ static void decode_attention(Model *model, int B) {
     const ModelPlan *plan = &model->plan;
     for (int l = 0; l < plan->config.L; l++)
         for (int set = 0; set < plan->config.attention->key_sets; set++) {
-            const LayerActivations *a = &model->acts.layers[l];
-            KeySet s = model_key_set(model, l, set, B, 1, 0); // with the lists of the last token
-            (s.shape.sparse.blocks ? sparse_attention_forward : attention_decode)(
-                a->heads + s.out, a->lse + s.lse, a->fused + s.q, a->kv + s.k, a->kv + s.v, model->acts.first,
-                cache_capacity(plan, l), s.shape);
+            AttentionTensors t = attention_tensors(plan, &model->acts, l, set, B, 1, 0); // lists of the last token
+            (t.shape.sparse.blocks ? sparse_attention_forward : attention_decode)(
+                t.out, t.lse, t.q, t.k, t.v, model->acts.first, cache_capacity(plan, l), t.shape);
         }
 }
 
@@ -298,7 +296,7 @@ static void sparse_bench_row(int T, int blocks) {
         double start = decode_now();
         combined_forward(&b.model, 0, r);
         double middle = decode_now();
-        combined_backward(&b.model, 0, b.model.acts.dfused, 1, T);
+        combined_backward(&b.model, 0, 1, T);
         seconds[0][i] = middle - start, seconds[1][i] = decode_now() - middle;
     }
     printf("  %7d %7d %12.2f %12.2f\n", T, blocks, 1e6 * median(seconds[0], rounds) / T,

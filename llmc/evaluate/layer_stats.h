@@ -22,16 +22,18 @@ typedef struct {
     double residual_max; // largest magnitude of the residual stream after the layer
 } LayerStats;
 
-// s: key set 0 of layer l
-static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
+// Of layer l in a forward of B sequences of T.
+static inline LayerStats layer_stats(const ModelPlan *plan, const Activations *acts, int l, int B, int T) {
+    const LayerActivations *a = &acts->layers[l];
     const AttentionDims *d = plan_dims(plan, l);
     const AttentionVariant *variant = plan->config.attention;
-    int N = s.shape.B * s.shape.T;
+    AttentionTensors t = attention_tensors(plan, acts, l, 0, B, T, 0);
+    int N = B * T;
     LayerStats stats;
     stats.lambda = d->groups.noise ? lambda_mean(a->lambda, N, d->OH, d->lambda_ld, variant->factor) : NAN;
     stats.context_rms = rms_mean(a->attn_out.data, N, d->OH, d->DV, d->OH * d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, a->lambda, s.shape, variant->key_sets,
-                                      d->lambda_ld, d->groups, variant->factor);
+    stats.attention = attention_stats(t.q, t.k, t.lse, a->lambda, t.shape, variant->key_sets, d->lambda_ld, d->groups,
+                                      variant->factor);
     stats.residual_max = magnitude_max(a->x_out, N, plan->config.C);
     return stats;
 }

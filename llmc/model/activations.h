@@ -137,6 +137,7 @@ typedef struct {
 #undef MEMBER
 #undef MEASURED_MEMBER
     LayerActivations *layers; // [L]
+    const int *first_key;     // AttentionShape.first_key: with --doc-mask starts, else NULL
 } Activations;
 
 // Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.
@@ -260,6 +261,7 @@ static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     char *memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {memory, 0, 0};
     a->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
+    a->first_key = NULL;
     activations_carve(a, plan, &arena);
     if (!a->dcombined) a->dcombined = a->dheads;
     if (!a->dnormed) a->dnormed = a->dcombined;
@@ -285,6 +287,30 @@ typedef struct {
     int first;    // of a piece: the position of its first row
     int sequence; // of a piece: its place in the caches
 } Rows;
+
+// What the attention of one key set of a layer reads and writes. The backward includes that of RoPE.
+typedef struct {
+    AttentionShape shape;
+    floatX *out, *q, *k, *v;
+    real *lse;
+    floatX *dout, *dq, *dk, *dv; // NULL without a backward; dout: also where diff_attention keeps noise heads alone
+} AttentionTensors;
+
+static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Activations *g, int l, int set, int B,
+                                                 int T, int first) {
+    const LayerActivations *a = &g->layers[l];
+    KeySet s = key_set(plan, l, set, B, T, first);
+    AttentionTensors t = {
+        s.shape, a->heads + s.out, a->fused + s.q, a->kv + s.k, a->kv + s.v, a->lse + s.lse, NULL, NULL, NULL, NULL};
+    t.shape.rope = g->rope;
+    t.shape.first_key = g->first_key;
+    t.shape.sparse.lists = a->lists;
+    if (plan->purpose != FOR_TRAINING) return t;
+    floatX *dkv = layer_cross(&plan->config, l) ? g->dkv.data : g->dfused;
+    t.dout = g->dheads ? g->dheads + s.out : NULL;
+    t.dq = g->dfused + s.q, t.dk = dkv + s.k, t.dv = dkv + s.v;
+    return t;
+}
 
 // Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
 // there.

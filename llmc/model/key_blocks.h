@@ -4,7 +4,7 @@ calls do nothing in a layer that attends to all keys.
 
   key_blocks_complete(plan, acts, l, k, base, capacity, rows)  means of the blocks that the rows complete. k: keys from
                                                                position `base` on, in a cache of `capacity` rows
-  key_blocks_select(plan, acts, l, set, rows)                  lists of blocks of each row. set: key set 0 of the layer
+  key_blocks_select(plan, acts, l, rows)                       lists of blocks of each row
 */
 #pragma once
 #include "activations.h"
@@ -22,9 +22,9 @@ static inline void key_blocks_complete(const ModelPlan *plan, const Activations 
                  s.shape);
 }
 
-static inline void key_blocks_select(const ModelPlan *plan, const Activations *acts, int l, KeySet s, Rows r) {
-    const LayerActivations *a = &acts->layers[l];
+static inline void key_blocks_select(const ModelPlan *plan, const Activations *acts, int l, Rows r) {
+    AttentionTensors t = attention_tensors(plan, acts, l, 0, r.B, r.T, 0);
     if (layer_sparse(&plan->config, l))
-        sparse_select(a->lists, a->fused + s.q, key_block_means(plan, acts, l, r), acts->first,
-                      plan->config.attention->key_sets, s.shape);
+        sparse_select(acts->layers[l].lists, t.q, key_block_means(plan, acts, l, r), acts->first,
+                      plan->config.attention->key_sets, t.shape);
 }

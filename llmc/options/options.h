@@ -299,8 +299,7 @@ static inline void options_read(Options *o, int argc, char **argv) {
 static inline bool options_answer(const Options *o, bool prints) {
     bool help = o->has[option_row("help")], version = o->has[option_row("version")];
     if (prints && help) options_print_help(stdout);
-    else if (prints && version)
-        printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
+    else if (prints && version) printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
     return help || version;
 }
 
