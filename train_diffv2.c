@@ -12,6 +12,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 */
 #include "llmc/base/common.h"
 #include "llmc/ops/all_ops.h"
+#include "llmc/evaluate/generation_model.h"
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
 #include "llmc/model/cached_attention.h"
@@ -28,6 +29,7 @@ typedef struct {
     LayerTensors *layers; // [L]: parameters and their gradients
     Mlp *mlps;            // [L]
     Linear head;
+    GenerationModel generation;
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
@@ -36,16 +38,10 @@ typedef struct {
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
-    int L = model->plan.config.L;
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
     model->activations_memory = activations_alloc(&model->acts, &model->plan);
     model->state.own_sums = model->acts.grad_squares;
-    model->layers = (LayerTensors *)checked_calloc(L, sizeof(LayerTensors));
-    model->mlps = (Mlp *)checked_calloc(L, sizeof(Mlp));
-    for (int l = 0; l < L; l++) {
-        model->mlps[l] = mlp_bind(&model->state, &model->acts, l);
-        model->layers[l] = layer_tensors(&model->state, &model->mlps[l], l);
-    }
+    model->layers = layer_tensors_alloc(&model->mlps, &model->state, &model->acts);
     model->head = linear_of(&model->state, LINEAR_HEAD, 0);
     model->router = router_losses(&model->plan, &model->acts);
 }
@@ -75,10 +71,9 @@ static void qk_norm_forward(Model *model, int l, int N) {
 
 // heads, lse = attention(q, k, v) of every query head, for each set of keys
 static void heads_forward(Model *model, int l, Rows r) {
-    const ModelPlan *plan = &model->plan;
-    for (int set = 0; set < plan->config.attention->key_sets; set++) {
-        AttentionTensors t = attention_tensors(plan, &model->acts, l, set, r.B, r.T, 0);
-        if (layer_sparse(&plan->config, l)) sparse_attention_forward(t.out, t.lse, t.q, t.k, t.v, NULL, 0, t.shape);
+    for (int set = 0; set < model->plan.config.attention->key_sets; set++) {
+        AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, set, r.B, r.T, 0);
+        if (t.shape.sparse.blocks) sparse_attention_forward(t.out, t.lse, t.q, t.k, t.v, NULL, 0, t.shape);
         else attention_forward(t.out, t.lse, t.q, t.k, t.v, t.shape);
     }
 }
@@ -101,21 +96,24 @@ static void lambda_forward(Model *model, int l, int N) {
 
 // combined = the signal heads - s(lambda) * the noise heads of attention; in variants without these, all heads
 static void combined_forward(Model *model, int l, Rows r) {
-    const ModelPlan *plan = &model->plan;
-    const AttentionVariant *variant = plan->config.attention;
-    const AttentionDims *d = plan_dims(plan, l);
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    AttentionTensors t = attention_tensors(plan, &model->acts, l, 0, r.B, r.T, 0);
-    if (plan->purpose == FOR_GENERATION) cached_attention_forward(plan, &model->acts, l, r);
+    AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, 0, r.B, r.T, 0);
+    bool pairs = model->plan.diff_attention;
+    if (model->plan.purpose == FOR_GENERATION) cached_attention_forward(&model->plan, &model->acts, l, r);
     else {
-        key_blocks_complete(plan, &model->acts, l, a->kv, 0, r.T, r);
-        key_blocks_select(plan, &model->acts, l, r);
-        if (!plan->diff_attention) heads_forward(model, l, r);
+        key_blocks_complete(&model->plan, &model->acts, l, a->kv, 0, r.T, r);
+        key_blocks_select(&model->plan, &model->acts, l, r);
+        if (!pairs) heads_forward(model, l, r);
     }
     if (variant->sink) sink_forward(a->heads, a->lse, model->layers[l].sinks, r.B, r.T, d->NQ, d->DV);
-    if (plan->diff_attention)
-        (layer_sparse(&plan->config, l) ? sparse_diff_attention_forward : diff_attention_forward)(
-            a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape, variant->factor);
+    if (pairs && t.shape.sparse.blocks)
+        sparse_diff_attention_forward(a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape,
+                                      variant->factor);
+    else if (pairs)
+        diff_attention_forward(a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape,
+                               variant->factor);
     else if (d->groups.noise)
         diff_combine_forward(a->combined, a->heads, a->lambda, r.B * r.T, d->OH, d->DV, d->lambda_ld, d->groups,
                              variant->factor);
@@ -187,7 +185,8 @@ static void yoco_forward(Model *model, Rows r) {
 }
 
 // The embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.
-static void model_forward_embedding(Model *model, int N) {
+static void model_forward_embedding(void *data, int N) {
+    Model *model = (Model *)data;
     ModelState *s = &model->state;
     Activations *a = &model->acts;
     const ModelConfig *c = &model->plan.config;
@@ -202,7 +201,8 @@ static void model_forward_embedding(Model *model, int N) {
 
 // Runs layers from .. to-1, and after the lower half of YOCO its keys and values. visit: called after each layer; or
 // NULL.
-static void model_forward_layers(Model *model, int from, int to, Rows r, LayerVisit visit, void *visitor) {
+static void model_forward_layers(void *data, int from, int to, Rows r, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)data;
     for (int l = from; l < to; l++) {
         layer_params(&model->state, l);
         block_forward(model, l, r);
@@ -272,15 +272,14 @@ static void lambda_backward(Model *model, int l, int N) {
 
 // From dcombined to the gradients of queries, keys, values and lambda.
 static void combined_backward(Model *model, int l, int B, int T) {
-    const ModelPlan *plan = &model->plan;
-    const AttentionVariant *variant = plan->config.attention;
-    const AttentionDims *d = plan_dims(plan, l);
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
-    bool sparse = layer_sparse(&plan->config, l) > 0;
-    AttentionTensors t = attention_tensors(plan, g, l, 0, B, T, 0);
-    if (plan->diff_attention) {
+    AttentionTensors t = attention_tensors(&model->plan, g, l, 0, B, T, 0);
+    bool sparse = t.shape.sparse.blocks > 0;
+    if (model->plan.diff_attention) {
         (sparse ? sparse_diff_attention_backward
                 : diff_attention_backward)(t.dq, t.dk, t.dv, a->dlambda, t.dout, g->dcombined, a->combined.data, t.out,
                                            t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape, variant->factor);
@@ -294,7 +293,7 @@ static void combined_backward(Model *model, int l, int B, int T) {
     if (variant->sink == SINK_OWN) sink_backward(p->dsinks, g->dheads, a->heads, a->lse, p->sinks, B, T, d->NQ, d->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
-        t = attention_tensors(plan, g, l, set, B, T, 0);
+        t = attention_tensors(&model->plan, g, l, set, B, T, 0);
         (sparse ? sparse_attention_backward : attention_backward)(t.dq, t.dk, t.dv, t.dout, t.out, t.lse, t.q, t.k, t.v,
                                                                   t.shape, set > 0);
     }
@@ -536,67 +535,10 @@ static EvaluationModel evaluation_model(Model *model) {
     return m;
 }
 
-// Logits [B][V] of B rows of the final norm's output.
-static void model_logits(Model *model, const floatX *rows, int B, float *logits) {
-    int V = model->plan.config.V, Vp = model->plan.Vp;
-    linear_forward(model->acts.logits, activation(rows, NULL), &model->head, B);
-    floatX *host = (floatX *)checked_calloc((size_t)B * Vp, sizeof(floatX));
-    buffer_download(host, model->acts.logits, (size_t)B * Vp * sizeof(floatX));
-    for (int b = 0; b < B; b++)
-        for (int v = 0; v < V; v++) logits[(size_t)b * V + v] = (float)host[(size_t)b * Vp + v];
-    free(host);
-}
-
-// Row `from` of x, with rows of C elements, becomes row 0.
-static void row_to_front(floatX *x, int from, int C) {
-    if (from) cache_load(x, x, from, 1, from + 1, C);
-}
-
-// Processes the prompt of a sequence, piece by piece, and computes the logits [V] after its last token. With YOCO the
-// upper half runs for that token alone.
-static void model_prefill(void *generator, int sequence, const int *tokens, int count, float *logits) {
-    Model *model = (Model *)generator;
-    const ModelConfig *c = &model->plan.config;
-    Activations *a = &model->acts;
-    int lower = c->yoco ? yoco_layer(c) : c->L, last = 0;
-    assert(count > 0 && count <= model->plan.T && sequence < model->plan.B);
-    for (int first = 0; first < count; first += PREFILL_ROWS) {
-        Rows r = {1, min_int(PREFILL_ROWS, count - first), first, sequence};
-        buffer_upload(a->inputs, tokens + first, (size_t)r.T * sizeof(int));
-        buffer_upload(a->first, &first, sizeof(int));
-        model_forward_embedding(model, r.T);
-        model_forward_layers(model, 0, lower, r, NULL, NULL);
-        last = r.T - 1;
-    }
-    if (c->yoco) {
-        Rows r = {1, 1, count - 1, sequence};
-        row_to_front(a->layers[lower - 1].x_out, last, c->C);
-        row_to_front(a->layers[lower].norm1.data, last, c->C);
-        row_to_front(a->kv, last, model->plan.cross_dims.kv_ld);
-        buffer_upload(a->first, &r.first, sizeof(int));
-        model_forward_layers(model, lower, c->L, r, NULL, NULL);
-        last = 0;
-    }
-    model_logits(model, a->norm_final + (size_t)last * c->C, 1, logits);
-}
-
-// Processes one more token of each of the sequences 0 .. B-1, at position first[b]; logits [B][V].
-static void model_decode(void *generator, const int *tokens, const int *first, int B, float *logits) {
-    Model *model = (Model *)generator;
-    Rows r = {B, 1, 0, 0};
-    assert(B <= model->plan.B);
-    buffer_upload(model->acts.inputs, tokens, (size_t)B * sizeof(int));
-    buffer_upload(model->acts.first, first, (size_t)B * sizeof(int));
-    model_forward_embedding(model, B);
-    model_forward_layers(model, 0, model->plan.config.L, r, NULL, NULL);
-    model_logits(model, model->acts.norm_final, B, logits);
-}
-
-static Generator model_generator(Model *sampling_model, double temperature, int top_k, int stop) {
-    const ModelPlan *plan = &sampling_model->plan;
-    Generator g = {sampling_model, model_prefill, model_decode, plan->B, plan->T,
-                   plan->config.V, temperature,   top_k,        stop,    NULL};
-    return g;
+static const GenerationModel *generation_model(Model *model) {
+    model->generation = (GenerationModel){
+        &model->plan, &model->acts, &model->head, model, model_forward_embedding, model_forward_layers};
+    return &model->generation;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -775,7 +717,8 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->state.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
-    Generator g = model_generator(&run->sampling_model, run->options.temperature, (int)run->options.top_k, -1);
+    Generator g =
+        generator_of(generation_model(&run->sampling_model), run->options.temperature, (int)run->options.top_k, -1);
     g.abandons = stop_signal_arrived;
     StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->state.step);
     printf("%s\n", why == NOT_STOPPED          ? "--- abandoned after a signal"
@@ -837,8 +780,6 @@ static int run_stopped(Run *run) {
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
     print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
-    if (o->stats_every && !o->out)
-        warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     run->checkpointer.saved_step = run->state.step;
     if (run->state.step == 0 || run->state.measurement_due) run_measure(run);
     run->checkpointer.saved_at = now_seconds();
@@ -1044,7 +985,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     params_await(&run->model.state);
     if (is_rank0()) {
         costs.update = trial_update(&trial);
-        Generator g = model_generator(&run->sampling_model, 0, 0, -1);
+        Generator g = generator_of(generation_model(&run->sampling_model), 0, 0, -1);
         if (run_sampling_plan(run)) costs.sample = SAMPLE_TOKENS * trial_token(&g);
         if (o->out)
             costs.checkpoint =
@@ -1112,7 +1053,7 @@ static void mode_dump_gradients(Run *run) {
 static void mode_generate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
-    Generator g = model_generator(&run->model, o->temperature, (int)o->top_k, data->tokenizer.separator);
+    Generator g = generator_of(generation_model(&run->model), o->temperature, (int)o->top_k, data->tokenizer.separator);
     if (o->prompts) {
         print_cache(&run->model.plan);
         int broken = print_results(&g, data->sequences, &data->prompts, &data->tokenizer);

@@ -35,8 +35,8 @@ static double score_by_generation(Model *model, const ChoiceTask *t, const Choic
     for (int first = e->context_length, n = first; n < length; n++) {
         double sum = 0;
         int last = n - 1;
-        if (n == first) model_prefill(model, 0, tokens, n, logits);
-        else model_decode(model, tokens + last, &last, 1, logits);
+        if (n == first) generation_prefill(generation_model(model), 0, tokens, n, logits);
+        else generation_decode(generation_model(model), tokens + last, &last, 1, logits);
         for (int v = 0; v < V; v++) sum += exp((double)logits[v]);
         score += (double)logits[tokens[n]] - log(sum);
     }

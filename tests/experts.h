@@ -370,11 +370,11 @@ static void test_experts_generate(void) {
         model_alloc(&cached, &m);
         ops_init(max_size(m.plan.workspace_bytes, cached.plan.workspace_bytes));
         int half = mc->T / 2;
-        model_prefill(&cached, 0, tokens, half, got);
+        generation_prefill(generation_model(&cached), 0, tokens, half, got);
         for (int t = half; t < mc->T; t++) {
-            model_decode(&cached, tokens + t, &t, 1, got);
+            generation_decode(generation_model(&cached), tokens + t, &t, 1, got);
             case_loss(&m, tokens, 1, t + 1, false);
-            model_logits(&m, m.acts.norm_final + (size_t)t * config.C, 1, want);
+            generation_logits(generation_model(&m), m.acts.norm_final + (size_t)t * config.C, 1, want);
             for (int v = 0; v < mc->V; v++)
                 EXPECT(fabs((double)(got[v] - want[v])) < 1e-4, "%s: position %d, logit %d is %g, not %g", mc->why, t,
                        v, (double)got[v], (double)want[v]);

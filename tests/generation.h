@@ -95,7 +95,7 @@ static void stub_logits(const Stub *m, int b, float *logits) {
     if (tokens[m->filled[b] - 1] == m->broken) logits[STUB_V / 2] = NAN;
 }
 
-static void stub_prefill(void *model, int b, const int *tokens, int count, float *logits) {
+static void stub_prefill(const void *model, int b, const int *tokens, int count, float *logits) {
     Stub *m = (Stub *)model;
     if (b < 0 || b >= STUB_B || count < 1 || count > STUB_T) {
         m->errors++;
@@ -106,7 +106,7 @@ static void stub_prefill(void *model, int b, const int *tokens, int count, float
     stub_logits(m, b, logits);
 }
 
-static void stub_decode(void *model, const int *tokens, const int *first, int B, float *logits) {
+static void stub_decode(const void *model, const int *tokens, const int *first, int B, float *logits) {
     Stub *m = (Stub *)model;
     m->decodes++;
     m->rows += B;
@@ -209,7 +209,8 @@ static void test_batches_of_models(void) {
             case_randomize(&batch, 5);
             model_plan(&alone, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
             model_alloc(&alone, &batch);
-            Generator many = model_generator(&batch, 1, 0, -1), one = model_generator(&alone, 1, 0, -1);
+            Generator many = generator_of(generation_model(&batch), 1, 0, -1),
+                      one = generator_of(generation_model(&alone), 1, 0, -1);
             Sequence list[COUNT];
             int tokens[2][COUNT][ROOM];
             memset(tokens, 0, sizeof(tokens));

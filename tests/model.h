@@ -57,7 +57,7 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
 
 static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
                          uint64_t key) {
-    Generator generator = model_generator(model, temperature, top_k, -1);
+    Generator generator = generator_of(generation_model(model), temperature, top_k, -1);
     StopReason stopped;
     return generate_tokens(&generator, tokens, length, count, key, &stopped);
 }
@@ -414,7 +414,7 @@ static void test_model_is_causal(void) {
 static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
     float logits[64];
     assert(model->plan.config.V <= 64 && end - begin <= model->plan.T);
-    model_prefill(model, 0, tokens + begin, end - begin, logits);
+    generation_prefill(generation_model(model), 0, tokens + begin, end - begin, logits);
     Sampler sampler = sampler_open(model->plan.config.V);
     int token = sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), &sampler);
     sampler_close(&sampler);

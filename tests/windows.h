@@ -127,7 +127,8 @@ static void whole_logits(Model *whole, const int *tokens, float *logits) {
     model_read_batch(whole, tokens, tokens + 1, NULL, T);
     model_forward(whole, 1, T, NULL, NULL);
     for (int t = 0; t < T; t++)
-        model_logits(whole, whole->acts.norm_final + (size_t)t * C, 1, logits + (size_t)t * GENERATION_V);
+        generation_logits(generation_model(whole), whole->acts.norm_final + (size_t)t * C, 1,
+                          logits + (size_t)t * GENERATION_V);
 }
 
 // Eight operations per layer round; the widest sums have 2F terms, whose roundings add up as a random walk.
@@ -168,12 +169,12 @@ static void expect_cached_logits(const ModelCase *mc, const AttentionVariant *va
         for (int b = 0; b < B; b++) {
             if (first[b]) continue;
             first[b] = lengths[of[b]];
-            model_prefill(&cached, b, tokens[of[b]], first[b], got);
+            generation_prefill(generation_model(&cached), b, tokens[of[b]], first[b], got);
             expect_logits(got, want[of[b]] + (size_t)(first[b] - 1) * GENERATION_V, &cached, what, of[b], first[b] - 1);
         }
         for (; max_int(first[0], max_int(first[1], first[2])) < T; first[0]++, first[1]++, first[2]++) {
             for (int b = 0; b < B; b++) next[b] = tokens[of[b]][first[b]];
-            model_decode(&cached, next, first, B, got);
+            generation_decode(generation_model(&cached), next, first, B, got);
             for (int b = 0; b < B; b++)
                 expect_logits(got + b * GENERATION_V, want[of[b]] + (size_t)first[b] * GENERATION_V, &cached, what,
                               of[b], first[b]);

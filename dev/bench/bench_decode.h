@@ -100,7 +100,8 @@ static double decode_seconds(BenchModel *b, bool attention, int calls) {
     for (int i = 0; i < b->B; i++) first[i] = b->T - 1;
     double start = decode_now();
     for (int i = 0; i < calls; i++)
-        attention ? decode_attention(&b->model, b->B) : model_decode(&b->model, b->tokens, first, b->B, logits);
+        attention ? decode_attention(&b->model, b->B)
+                  : generation_decode(generation_model(&b->model), b->tokens, first, b->B, logits);
     double seconds = (decode_now() - start) / calls;
     CHECK(attention || isfinite(logits[0]), "the logits of a model with random weights are not finite");
     free(first);
@@ -224,7 +225,7 @@ static void table_prefill(void) {
             int rounds = last[i] > 1 ? 1 : min_int(3, bench.rounds);
             for (int r = 0; r < rounds; r++) {
                 double start = decode_now();
-                model_prefill(&b.model, 0, b.tokens, T, logits);
+                generation_prefill(generation_model(&b.model), 0, b.tokens, T, logits);
                 seconds[r] = decode_now() - start;
             }
             CHECK(isfinite(logits[0]), "the logits of a model with random weights are not finite");
@@ -439,7 +440,7 @@ static void run_decode_turns(const char *preset, const char *attention, int NKV,
         for (int i = 0; i < B; i++) first[i] = context - 1;
         for (int step = 0; step < DECODE_STEPS; step++) {
             double start = now_seconds();
-            model_decode(&b.model, b.tokens, first, B, logits);
+            generation_decode(generation_model(&b.model), b.tokens, first, B, logits);
             ms[step] = 1e3 * (now_seconds() - start);
         }
         CHECK(isfinite((double)logits[0]), "the logits of a model with random weights are not finite");

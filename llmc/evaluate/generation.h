@@ -18,9 +18,9 @@ generation.h: text from a model: the tokens that continue prompts, one after ano
 #include "../text/sampler.h"
 
 typedef struct {
-    void *model;
-    void (*prefill)(void *model, int b, const int *tokens, int count, float *logits);
-    void (*decode)(void *model, const int *tokens, const int *first, int B, float *logits);
+    const void *model;
+    void (*prefill)(const void *model, int b, const int *tokens, int count, float *logits);
+    void (*decode)(const void *model, const int *tokens, const int *first, int B, float *logits);
     int B, T, V; // sequences at a time, longest context, vocabulary
     double temperature;
     int top_k;

@@ -22,7 +22,7 @@ typedef struct {
     double residual_max; // largest magnitude of the residual stream after the layer
 } LayerStats;
 
-// Of layer l in a forward of B sequences of T.
+// The statistics of layer l after a forward of B sequences of T positions.
 static inline LayerStats layer_stats(const ModelPlan *plan, const Activations *acts, int l, int B, int T) {
     const LayerActivations *a = &acts->layers[l];
     const AttentionDims *d = plan_dims(plan, l);

@@ -61,7 +61,7 @@ static inline void mlp_expert_hidden(const Mlp *m, int N) {
                           m->dims.expert_width);
 }
 
-// Before the down projections.
+// Computes what the down projections read.
 static inline void mlp_recompute(Activation x, const Mlp *m, int N) {
     const MlpActivations *a = m->a;
     if (m->dims.experts) {
@@ -116,7 +116,7 @@ static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, 
     free(sums);
 }
 
-// From dbranch to dx, to which the gradient of the experts adds if every token has an MLP.
+// From dbranch to dx. The gradient of the experts is added if every token has an MLP.
 static inline void mlp_experts_backward(floatX *dx, Activation dbranch, Activation x, const Mlp *m,
                                         const RouterLosses *losses, int N, bool add) {
     const MlpActivations *a = m->a;

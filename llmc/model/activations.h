@@ -49,8 +49,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* residual stream after the MLP, the next block's input */                                                       \
     A(floatX, x_out, N * C, RECOMPUTE_NEVER)
 
-// The activations of the model: type, name, elements. M: an Activation; last the linear layer that reads it, and whether
-// as a gradient.
+// The activations of the model: type, name, elements. M: an Activation; last the linear layer that reads it, and
+// whether as a gradient.
 #define ACTIVATIONS(A, M)                                                                                         \
     A(int, inputs, N)                                                                                             \
     A(int, targets, N)                                                                                            \
@@ -275,7 +275,7 @@ static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     return memory;
 }
 
-// Called before a forward, whose operations and those of its backward find maxima.
+// Clears the maxima that the operations of a forward and its backward find. Called before the forward.
 static inline void activations_begin(const Activations *a, const ModelPlan *plan) {
     if (a->maxima) buffer_zero(a->maxima, linear_max_count(plan) * sizeof(absmax_t));
 }

@@ -26,7 +26,7 @@ typedef struct {
     const Mlp *mlp;
 } LayerTensors;
 
-// The linear layer of layer l, if it has one.
+// A linear layer of layer l; its shape alone if the layer has none.
 static inline Linear bound_linear(const ModelState *s, LinearKind kind, int l) {
     Linear none = linear_shape(s->plan, kind, l);
     return none.OC ? linear_of(s, kind, l) : none;
@@ -64,6 +64,18 @@ static inline LayerTensors layer_tensors(const ModelState *s, const Mlp *mlp, in
     if (l == yoco_layer(&s->plan->config)) p.kv = linear_of(s, LINEAR_KV, l);
     p.mlp = mlp;
     return p;
+}
+
+// The tensors and the MLPs of all layers: arrays [L], which the caller frees.
+static inline LayerTensors *layer_tensors_alloc(Mlp **mlps, const ModelState *s, Activations *g) {
+    int L = s->plan->config.L;
+    LayerTensors *layers = (LayerTensors *)checked_calloc(L, sizeof(LayerTensors));
+    *mlps = (Mlp *)checked_calloc(L, sizeof(Mlp));
+    for (int l = 0; l < L; l++) {
+        (*mlps)[l] = mlp_bind(s, g, l);
+        layers[l] = layer_tensors(s, &(*mlps)[l], l);
+    }
+    return layers;
 }
 
 // The losses of a model's routers, without weights.

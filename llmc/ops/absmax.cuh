@@ -1,6 +1,6 @@
 /*
-absmax.cuh: the largest magnitude of a tensor, by an operation of its own or by the operation that writes the tensor. Contract in
-absmax.h.
+absmax.cuh: the largest magnitude of a tensor, by an operation of its own or by the operation that writes the tensor.
+Contract in absmax.h.
 
   maximum   of unsigned integers, the bits of |x|: fmaxf would lose NaN
   traffic   reads x once; an operation that writes x reads nothing

@@ -376,6 +376,7 @@ static inline void options_warn_unused(const Options *o) {
         {"checkpoint-every", o->checkpoint_every && !saves, "without --out"},
         {"checkpoint-minutes", o->checkpoint_minutes > 0 && !saves, "without --out"},
         {"keep", !saves, "without --out"},
+        {"stats-every", o->stats_every && !o->out, "without --out: there is no log to write statistics to"},
         {"deterministic", !o->deterministic && ops_use_host_memory, "on a CPU, which is always deterministic"},
         {"prompt", !samples, "without --generate or --sample-every"},
         {"prompt-tokens", !samples, "without --generate or --sample-every"},

@@ -58,7 +58,7 @@ static inline double trial_update(Trial *t) {
     return (t->seconds[(n - 1) / 2] + t->seconds[n / 2]) / 2;
 }
 
-// From a forward of a batch.
+// Times a forward of a batch.
 static inline double trial_window(const EvaluationModel *m, const int *inputs, const int *targets, const int *starts) {
     int B = m->plan->B, T = m->plan->T;
     double start = now_seconds();
@@ -67,7 +67,7 @@ static inline double trial_window(const EvaluationModel *m, const int *inputs, c
     return (now_seconds() - start) / (B * comm_ranks());
 }
 
-// From a few of them.
+// Times a few tokens.
 static inline double trial_token(const Generator *g) {
     enum { TOKENS = 8 };
     int token = 0;

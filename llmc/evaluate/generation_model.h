@@ -1,0 +1,82 @@
+/*
+generation_model.h: a model for generation as generation.h sees it: plain data, and callbacks that run its layers.
+
+  generator_of(m, temperature, top_k, stop)   a Generator of the model
+  generation_prefill, generation_decode       its callbacks
+  generation_logits(m, rows, B, logits)       logits [B][V] of B rows of the final norm's output
+*/
+#pragma once
+#include "../model/state.h"
+#include "generation.h"
+
+typedef struct {
+    const ModelPlan *plan;
+    const Activations *acts;
+    const Linear *head;
+    void *model;
+    void (*embed)(void *model, int N); // the N tokens in acts->inputs
+    // Runs layers from .. to-1, and after the last one the final norm. visit: as in EvaluationModel.forward
+    void (*layers)(void *model, int from, int to, Rows rows, LayerVisit visit, void *visitor);
+} GenerationModel;
+
+static inline void generation_logits(const GenerationModel *m, const floatX *rows, int B, float *logits) {
+    int V = m->plan->config.V, Vp = m->plan->Vp;
+    linear_forward(m->acts->logits, activation(rows, NULL), m->head, B);
+    floatX *host = (floatX *)checked_calloc((size_t)B * Vp, sizeof(floatX));
+    buffer_download(host, m->acts->logits, (size_t)B * Vp * sizeof(floatX));
+    for (int b = 0; b < B; b++)
+        for (int v = 0; v < V; v++) logits[(size_t)b * V + v] = (float)host[(size_t)b * Vp + v];
+    free(host);
+}
+
+// Row `from` of x, with rows of C elements, becomes row 0.
+static inline void row_to_front(floatX *x, int from, int C) {
+    if (from) cache_load(x, x, from, 1, from + 1, C);
+}
+
+// Processes the prompt of a sequence, piece by piece. With YOCO the upper half runs for the last token alone.
+static inline void generation_prefill(const void *model, int sequence, const int *tokens, int count, float *logits) {
+    const GenerationModel *m = (const GenerationModel *)model;
+    const ModelConfig *c = &m->plan->config;
+    const Activations *a = m->acts;
+    int lower = c->yoco ? yoco_layer(c) : c->L, last = 0;
+    assert(count > 0 && count <= m->plan->T && sequence < m->plan->B);
+    for (int first = 0; first < count; first += PREFILL_ROWS) {
+        Rows r = {1, min_int(PREFILL_ROWS, count - first), first, sequence};
+        buffer_upload(a->inputs, tokens + first, (size_t)r.T * sizeof(int));
+        buffer_upload(a->first, &first, sizeof(int));
+        m->embed(m->model, r.T);
+        m->layers(m->model, 0, lower, r, NULL, NULL);
+        last = r.T - 1;
+    }
+    if (c->yoco) {
+        Rows r = {1, 1, count - 1, sequence};
+        row_to_front(a->layers[lower - 1].x_out, last, c->C);
+        row_to_front(a->layers[lower].norm1.data, last, c->C);
+        row_to_front(a->kv, last, m->plan->cross_dims.kv_ld);
+        buffer_upload(a->first, &r.first, sizeof(int));
+        m->layers(m->model, lower, c->L, r, NULL, NULL);
+        last = 0;
+    }
+    generation_logits(m, a->norm_final + (size_t)last * c->C, 1, logits);
+}
+
+static inline void generation_decode(const void *model, const int *tokens, const int *first, int B, float *logits) {
+    const GenerationModel *m = (const GenerationModel *)model;
+    Rows r = {B, 1, 0, 0};
+    assert(B <= m->plan->B);
+    buffer_upload(m->acts->inputs, tokens, (size_t)B * sizeof(int));
+    buffer_upload(m->acts->first, first, (size_t)B * sizeof(int));
+    m->embed(m->model, B);
+    m->layers(m->model, 0, m->plan->config.L, r, NULL, NULL);
+    generation_logits(m, m->acts->norm_final, B, logits);
+}
+
+static inline Generator generator_of(const GenerationModel *m, double temperature, int top_k, int stop) {
+    Generator g;
+    g.model = m, g.prefill = generation_prefill, g.decode = generation_decode;
+    g.B = m->plan->B, g.T = m->plan->T, g.V = m->plan->config.V;
+    g.temperature = temperature, g.top_k = top_k, g.stop = stop;
+    g.abandons = NULL;
+    return g;
+}
