@@ -45,10 +45,7 @@ static inline bool linear_plain(LinearKind kind) {
 static inline size_t linear_max_count(const ModelPlan *plan) {
     return ((size_t)plan->config.L * LINEAR_BLOCK_COUNT + plan->config.yoco) * 2;
 }
-// The rows of experts are copies of those of the MLP that every token passes, before gate_up and of the gradient.
 static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
-    if (kind == LINEAR_EXPERT_GATE_UP && !gradient) kind = LINEAR_GATE_UP;
-    if (kind == LINEAR_EXPERT_DOWN && gradient) kind = LINEAR_DOWN;
     bool kept = maxima && !linear_plain(kind) && l >= 0 && l < plan->config.L;
     int at = kind == LINEAR_KV ? plan->config.L * LINEAR_BLOCK_COUNT : l * LINEAR_BLOCK_COUNT + (int)kind;
     return kept ? maxima + 2 * at + gradient : NULL;
