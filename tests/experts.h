@@ -311,20 +311,63 @@ static void test_experts_rounded(void) {
     case_end(&exact, tokens);
 }
 
-// In the first layer of experts, whose rows the backward leaves in memory.
-static void test_expert_maxima(void) {
+// Largest magnitude of an operand, measured by the test.
+static Activation expert_operand(const floatX *x, absmax_t *max, int R, int columns) {
+    *max = 0;
+    absmax_update(activation(x, max), R, columns, columns);
+    return activation(x, max);
+}
+
+// y, dx and the gradients of the weights have the bits that result from x and dy with their own maxima.
+static void expect_experts_round(const ExpertLinear *w, const floatX *y, const floatX *dx, const floatX *dy,
+                                 const floatX *x, const int *starts, int N, int R, const char *what) {
+    absmax_t max[2];
+    int IC = w->first.IC, OC = w->first.OC;
+    Activation in = expert_operand(x, &max[0], R, IC), gradient = expert_operand(dy, &max[1], R, OC);
+    ExpertLinear own = *w;
+    size_t weights = (size_t)w->count * w->stride * sizeof(grad_t);
+    floatX *y_own = (floatX *)checked_calloc((size_t)R * OC, sizeof(floatX)),
+           *dx_own = (floatX *)checked_calloc((size_t)R * IC, sizeof(floatX));
+    own.first.dweight = (grad_t *)checked_calloc(1, weights);
+    expert_linear_forward(y_own, in, &own, starts, N, R);
+    expert_linear_backward(dx_own, gradient, in, &own, starts, N, R, false);
+    EXPECT(memcmp(y, y_own, (size_t)R * OC * sizeof(floatX)) == 0, "%s: other outputs", what);
+    EXPECT(memcmp(dx, dx_own, (size_t)R * IC * sizeof(floatX)) == 0, "%s: other gradients of the input", what);
+    for (int e = 0; e < w->count; e++)
+        EXPECT(memcmp(own.first.dweight + e * w->stride, w->first.dweight + e * w->stride,
+                      (size_t)OC * IC * sizeof(grad_t)) == 0,
+               "%s: expert %d has another gradient of the weight", what, e);
+    free(y_own);
+    free(dx_own);
+    free(own.first.dweight);
+}
+
+static void test_experts_round(void) {
     for (int i = 0; i < EXPERT_CASE_COUNT && sizeof(real) == sizeof(float); i++) {
         const struct ExpertCase *e = &expert_cases[i];
         Model m;
         linear_configure(GEMM_FP8);
         int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
-        int l = e->dense_layers, R = e->model.B * e->model.T * e->K;
-        absmax_t hidden = 0, dgate_up = 0;
+        int l = e->dense_layers, N = e->model.B * e->model.T, R = N * e->K, C = e->model.C;
+        const Mlp *mlp = &m.mlps[l];
+        const int *starts = mlp->a->starts;
+        Activation x = m.acts.layers[l].norm2, dy = m.acts.layers[l].dx_out;
+        size_t bytes = (size_t)R * C * sizeof(floatX);
+        floatX *out = (floatX *)checked_calloc(1, bytes), *dout = (floatX *)checked_calloc(1, bytes);
         case_loss(&m, tokens, e->model.B, e->model.T, true);
-        absmax_update(activation(m.acts.expert_hidden, &hidden), R, e->FE, e->FE);
-        absmax_update(activation(m.acts.dexpert_gate_up, &dgate_up), R, 2 * e->FE, 2 * e->FE);
-        EXPECT(hidden && *m.mlps[l].expert_hidden.max == hidden, "%s: the input of down", e->model.why);
-        EXPECT(dgate_up && *m.mlps[l].dexpert_gate_up.max == dgate_up, "%s: the gradient of gate and up", e->model.why);
+        activations_begin(&m.acts, &m.plan);
+        absmax_update(x, N, C, C);
+        absmax_update(dy, N, C, C); // any gradient will do
+        mlp_forward(m.acts.branch, x, mlp, N);
+        memcpy(out, mlp->expert_out, bytes);
+        mlp_backward(m.acts.dnorm, dy, x, mlp, &m.router, N, false); // leaves the rows of x in mlp->rows
+        expert_gather(dout, dy.data, mlp->a->entries, mlp_routing(mlp, N));
+        expect_experts_round(&mlp->expert_down, out, mlp->dexpert_hidden, dout, mlp->expert_hidden.data, starts, N, R,
+                             test_text("%s: down", e->model.why));
+        expect_experts_round(&mlp->expert_gate_up, mlp->a->expert_gate_up, mlp->expert_out, mlp->dexpert_gate_up.data,
+                             mlp->rows, starts, N, R, test_text("%s: gate and up", e->model.why));
+        free(out);
+        free(dout);
         case_end(&m, tokens);
     }
     linear_configure(GEMM_FP32);
@@ -407,7 +450,7 @@ static const Test expert_tests[] = {
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"products of every expert in bf16 are near those of fp32", test_experts_rounded},
-    {"in fp8 the maxima of experts are those of their rows", test_expert_maxima},
+    {"in fp8 the products of experts round their rows with their own maxima", test_experts_round},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"--match-params changes the width of the experts", test_experts_match_parameters},

@@ -15,7 +15,7 @@ from ranks import train_ranks
     [
         "--attention diff_v2_gated_head --window 5 --yoco --qk-norm --recompute 2 --sparse-blocks 1 "
         "--sparse-block-size 4",
-        f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
+        f"--attention diff_v2 {EXPERTS} --router-aux 0 --router-bias --doc-mask --separator 10",
         "--attention diff_v2",
         "--attention diff_v1",
         "--attention diff_v2_layer_lambda --qk-norm --no-tie-embeddings",
