@@ -44,7 +44,7 @@ typedef struct {
 // s: key set 0 of layer l in the forward that filled the activations.
 static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
     const AttentionDims *d = plan_dims(plan, l);
-    bool projected = a->lambda == a->fused + d->lambda_at; // no lambda of its own
+    bool projected = a->lambda == a->fused + d->lambda_at; // lambda is in columns of the fused rows
     size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = projected ? 1 : N * d->OH,
            lse = lse_count(plan, s.shape.B, s.shape.T), kv = N * s.shape.ldkv;
     LayerOnHost h;

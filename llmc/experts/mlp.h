@@ -61,7 +61,7 @@ static inline void mlp_expert_hidden(const Mlp *m, int N) {
                           m->dims.expert_width);
 }
 
-// Computes what the down projections read.
+// Computes what the down projections read, without the hidden rows of experts (mlp_expert_hidden).
 static inline void mlp_recompute(Activation x, const Mlp *m, int N) {
     const MlpActivations *a = m->a;
     if (m->dims.experts) {
@@ -96,21 +96,22 @@ static inline void mlp_forward(floatX *branch, Activation x, const Mlp *m, int N
 // After the forward of a micro-step of N rows, before its backward: its part of the loads and losses. first: of the
 // update. Called by all ranks.
 static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, double total_rows, bool first) {
-    size_t width = router_total_count(losses->E), loads = (size_t)losses->L * losses->E;
+    size_t loads = (size_t)losses->L * losses->E;
     if (losses->E == 0) return;
     double rows = total_rows * (losses->L - losses->first);
     losses->balance = (real)(losses->aux_weight * losses->E / rows);
     losses->squares = (real)(losses->z_weight / rows);
-    if (first) buffer_zero(losses->totals, losses->L * width * sizeof(real));
+    if (first) buffer_zero(losses->totals, router_all_totals(losses) * sizeof(real));
     for (int l = losses->first; l < losses->L; l++) {
         const MlpActivations *a = layers[l].a;
-        router_totals(losses->totals + l * width, a->router_logits, a->router_lse, a->starts,
+        router_totals(router_layer_totals(losses, l), a->router_logits, a->router_lse, a->starts,
                       mlp_routing(&layers[l], N));
     }
     if (!router_sums_loads(losses)) return;
     double *sums = router_sum_totals(losses);
     real *summed = (real *)checked_calloc(loads, sizeof(real));
-    for (size_t i = 0; i < loads; i++) summed[i] = (real)sums[i / losses->E * width + i % losses->E];
+    for (size_t i = 0; i < loads; i++)
+        summed[i] = (real)sums[i / losses->E * router_total_count(losses->E) + i % losses->E];
     buffer_upload(losses->loads, summed, loads * sizeof(real));
     free(summed);
     free(sums);

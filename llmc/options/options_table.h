@@ -385,7 +385,7 @@ static const OptionRow option_rows[] = {
 // clang-format on
 enum { OPTION_ROW_COUNT = sizeof(option_rows) / sizeof(option_rows[0]) };
 
-// The program that this is: its name, the arguments that it requires, what it does, and its exit statuses from 3 on.
+// What distinguishes a program: its name, required arguments, purpose and exit statuses from 3 on.
 typedef struct {
     const char *name, *required, *purpose, *statuses;
     OptionPrograms lacks, hides; // options that it does not have, and that its help omits

@@ -13,7 +13,7 @@ prediction_report.h: prints a prediction, and writes it as JSON (--out).
 #include "../run/memory_parts.h"
 #include "../run/model_report.h"
 
-// Whether so many bytes fit a GPU of --device, and what is missing.
+// memory_fit returns "fits", or how many bytes of `needed` the GPU lacks.
 typedef char FitText[64];
 static inline const char *memory_fit(FitText text, const DevicePeak *gpu, size_t needed) {
     double missing = (double)needed - device_memory_bytes(gpu);
