@@ -205,7 +205,7 @@ $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
-vpath %.cu dev/bench
+vpath %.cu dev/bench tests
 # What ptxas says of registers goes to a file, which dev/registers.py checks.
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	@echo "$(NVCC) $(CUDA_FLAGS) -c -o $@ $<"

@@ -16,9 +16,9 @@ static bool operations_are_tested;
 #define NCCL_RANKS_PER_ROOT 2
 #define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
 #define PLANNED_FAULTS
-#include "llmc/base/common.h"
+#include "../llmc/base/common.h"
 #include <cuda_runtime.h>
-#include "llmc/cuda/attention_cudnn.h"
+#include "../llmc/cuda/attention_cudnn.h"
 
 // BUCKET=1024: small buckets, so that the groups of a small model have several.
 static size_t bucket_elements(int ranks);
@@ -48,10 +48,10 @@ template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... argu
 #define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
 #define cudnn_attention_plan witnessed_plan
 #define main operations_main
-#include "test_diffv2.cu"
+#include "../test_diffv2.cu"
 #undef main
 #define main train_diffv2_main
-#include "train_diffv2.cu"
+#include "../train_diffv2.cu"
 #undef main
 #undef cudnn_attention_plan
 #undef cudaStreamWaitEvent
@@ -63,9 +63,9 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
     return forgets ? cudaSuccess : cudaStreamWaitEvent(stream, event, 0);
 }
 
-#include "tests/planned_faults.h"
-#include "tests/test_main.h"
-#include "tests/cuda_trainer.h"
+#include "planned_faults.h"
+#include "test_main.h"
+#include "cuda_trainer.h"
 
 static const TestTable test_tables[] = {{"CUDA trainer", TESTS(cuda_trainer_tests), EVERY_BUILD}};
 

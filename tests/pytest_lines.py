@@ -6,7 +6,8 @@ printed per test, and one per case of a parametrised test:
     ok   SUBJECT: SENTENCE [CASE] (SECONDS s)        or FAIL after what pytest says of the failure, or skip
 
 The last line is "N passed, N failed", and ", N skipped" if tests were skipped. -k also selects by a part of the
-sentence, with underscores for spaces. `python3 scripts/python_environment.py tests` prints an interpreter that has
+sentence, with underscores for spaces. pyproject.toml names this file as a plugin, by its path from the root, where
+pytest runs. `python3 scripts/python_environment.py tests` prints an interpreter that has
 pytest; tests/export_test.py requires that of `export-tests`, and dev/bench and dev/reference that of `hub`.
 """
 
@@ -56,7 +57,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report):
-    return report.outcome, "", ""  # no letter of pytest's own; pytest.ini silences the rest
+    return report.outcome, "", ""  # no letter of pytest's own; pyproject.toml silences the rest
 
 
 @pytest.hookimpl(tryfirst=True)
