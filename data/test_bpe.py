@@ -12,10 +12,9 @@ import shards
 import token_table
 from test_tokenizer import SPACES, WORDS, filter_in_c, strings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from program import SHAPE, run
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests/programs"))
-from program import SHAPE, run
 
 CONVERTER = Path(os.environ.get("TEXT_TO_SHARDS", ROOT / "build/text_to_shards")).resolve()
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()

@@ -24,11 +24,10 @@ from outputs import open_output
 from sources import HUB
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from validation import choose
+import program
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.append(str(ROOT / "tests/programs"))
-import program
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()
 CONVERTER = Path(os.environ.get("TEXT_TO_SHARDS", ROOT / "build/text_to_shards")).resolve()

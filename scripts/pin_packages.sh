@@ -32,7 +32,7 @@ pin data
 pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
-pin scripts/export_python
+pin scripts/export
 pin dev/format --no-deps
 pin dev/ptx --no-deps
 pin tests

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests/programs"), str(ROOT / "scripts/export")]
 import convert
 from program import FAILED, USAGE, checkpoint, fixtures, lose_checkpoints, read_json, run_trainer, tensors
+
+ROOT = Path(__file__).resolve().parent.parent
 
 EXACT = [name for name, start in convert.STARTS.items() if not isinstance(start, str)]
 BASES = "afkmqsvwy"  # windows, YOCO, experts, QK-norm, selected blocks: dev/reference/make_fixtures.py

@@ -1,4 +1,4 @@
-"""Tests scripts/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's DataStore.
+"""Tests scripts/export/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's DataStore.
 The expected rows are made here from the text of log.jsonl.
 
 Requires the Python environment `export-tests`.
@@ -17,12 +17,11 @@ from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.util import tensor_util
 from wandb.proto import wandb_internal_pb2
 from wandb.sdk.internal import datastore
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/programs"))
 import program
 
-EXPORT = [sys.executable, ROOT / "scripts/export_run.py"]
+ROOT = Path(__file__).resolve().parent.parent
+
+EXPORT = [sys.executable, ROOT / "scripts/export/export_run.py"]
 MODEL = "--layers 2 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 16 --batch-size 1 --threads 1"
 RUN = "--steps 12 --val-every 4 --val-steps 1 --stats-every 3 --vocab 257"
 CHOICES = {"kind": "choices", "name": "arc", "examples": 9, "accuracy": 0.5, "accuracy_norm": None, "norm": "tokens"}

@@ -25,6 +25,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
+sys.path.insert(0, str(HERE.parent.parent / "scripts/export"))
 import modeling_diffv2 as ours
 
 CLASSES = {  # by the table where the library's tests look for their names

@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from model_card import TRANSFORMERS
-
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build"
+sys.path.insert(0, str(HERE.parent.parent / "scripts/export"))
+from model_card import TRANSFORMERS
 
 
 def install(*arguments):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_hub import FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, config_of, directory
+from test_hub import EXPORT_HUB, FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, config_of, directory
 from test_hub import expect_close, gradients_of_model, open_model, succeed, windows  # sets the environment
 
 import numpy as np
@@ -28,7 +28,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import export_hub
 from fixtures import token_shard_bytes
 
-sys.path.insert(0, str(HERE.parent.parent / "data"))
 import token_table
 
 TEXT = (HERE.parent.parent / "README.md").read_text(encoding="utf-8")
@@ -37,7 +36,7 @@ TEXT = (HERE.parent.parent / "README.md").read_text(encoding="utf-8")
 def export(source, name, *options):
     """status, stderr, and the directory"""
     out = Path(WORK.name) / "exports" / name
-    command = [sys.executable, HERE / "export_hub.py", source, out, *map(str, options)]
+    command = [sys.executable, EXPORT_HUB, source, out, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stderr, out
 

@@ -22,15 +22,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "tests/programs"))
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import SIZES, arrays_of, gradients
 from modeling_diffv2 import DiffV2ForCausalLM
 from program import read_json, run, run_trainer
 
+HERE = Path(__file__).resolve().parent
+EXPORT_HUB = HERE.parent.parent / "scripts/export/export_hub.py"
 os.environ.setdefault("TRAIN_DIFFV2", str(HERE.parent.parent / "train_diffv2"))
 FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
 for fixture in FIXTURE_FILES.iterdir():
@@ -289,7 +288,7 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
     exported = []
     for path in paths:
         exported.append(Path(WORK.name) / "exported" / path.name)
-        subprocess.run([sys.executable, HERE / "export_hub.py", path, exported[-1]], check=True)
+        subprocess.run([sys.executable, EXPORT_HUB, path, exported[-1]], check=True)
     done = subprocess.run(
         [sys.executable, "-c", OPEN_ELSEWHERE, *exported], capture_output=True, text=True, cwd=WORK.name
     )
@@ -307,7 +306,7 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
             assert abs(model(input_ids=batch, labels=batch).loss.item() - float(loss)) < 1e-6, path.name
         if path is odd:
             expect_close(gradients_of_model(model), gradients_of_program(out), torch.float32, "odd heads")
-    again = subprocess.run([sys.executable, HERE / "export_hub.py", odd, exported[0]], capture_output=True, text=True)
+    again = subprocess.run([sys.executable, EXPORT_HUB, odd, exported[0]], capture_output=True, text=True)
     assert again.returncode == 1 and again.stderr.count("\n") == 1, "an existing directory was written into"
 
 

@@ -27,6 +27,7 @@ from transformers import AutoModelForTokenClassification, DynamicCache
 
 import export_hub
 import model as reference
+import modeling_diffv2
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
 from modeling_diffv2 import eager_attention, rope_table, rotate
 
@@ -394,7 +395,7 @@ def test_two_processes_with_the_tensor_parallel_plan_compute_the_same():
         model.save_pretrained(path)
         script.write_text(TENSOR_PARALLEL)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script, path]
-        more = {"PYTHONPATH": str(Path(__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
+        more = {"PYTHONPATH": str(Path(modeling_diffv2.__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
         assert done.returncode == 0, done.stderr[-2000:]
         shapes, logits = torch.load(path / "logits.pt")

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from test_export import exported
-from test_hub import FIXTURES, HERE, succeed, train
+from test_hub import FIXTURES, HERE, succeed, train  # sets the environment
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ import transformers
 from transformers import DynamicCache
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+import modeling_diffv2
 from model_card import TRANSFORMERS
 from modeling_diffv2 import CACHE, CACHE_NAMES, DiffV2Config, DiffV2ForCausalLM, rope_table
 
@@ -98,7 +99,7 @@ def test_a_cache_has_its_new_or_its_old_name_and_another_is_refused(exports):
 
 
 def test_a_version_with_another_name_for_the_cache_is_refused():
-    spec = importlib.util.spec_from_file_location("modeling_of_another_version", HERE / "modeling_diffv2.py")
+    spec = importlib.util.spec_from_file_location("modeling_of_another_version", modeling_diffv2.__file__)
     renamed = lambda config, inputs_embeds, attention_mask, kv_cache: None
     with mock.patch("transformers.masking_utils.create_causal_mask", renamed):
         with pytest.raises(ImportError, match="calls the cache neither cache nor past_key_values"):

@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HEADER = HERE.parent.parent / "llmc/model/variants.h"
 CONFIG = HEADER.parent / "config_json.h"
-MODELING = HERE / "modeling_diffv2.py"
+MODELING = HERE.parent.parent / "scripts/export/modeling_diffv2.py"
 
 
 def value_of(text):

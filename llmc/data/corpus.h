@@ -214,7 +214,7 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
               found->token_count, path, tokens);
         CHECK(cJSON_GetObjectItemCaseSensitive(item, "mask") == NULL,
               "%s/corpus.json lists a mask of loss of %s, and this version trains on every token: fine-tune a "
-              "directory of dev/reference/export_hub.py with another program, or create the corpus again",
+              "directory of scripts/export/export_hub.py with another program, or create the corpus again",
               path, file);
         listed++;
     }

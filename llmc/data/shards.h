@@ -128,7 +128,7 @@ static inline void shard_refuse_mask(const Shard *s) {
     FORMAT(path, "%s.mask", s->path);
     CHECK(!file_exists(path),
           "%s is a mask of loss, and this version trains on every token: fine-tune a directory of "
-          "dev/reference/export_hub.py with another program, or remove the mask",
+          "scripts/export/export_hub.py with another program, or remove the mask",
           path);
 }
 

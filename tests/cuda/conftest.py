@@ -5,14 +5,12 @@ bf16, since both precisions run the same kernels except for the rounding. Under 
 a build runs only the tests with the mark `sanitized`.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
+import device
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / name) for name in ("tests/programs", "dev/reference")]
-import device
 
 
 def pytest_collection_modifyitems(items):

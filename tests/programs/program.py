@@ -14,7 +14,6 @@ import shlex
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / name) for name in ("dev/reference", "data", "scripts")]
 import fixtures
 from choices import Example, write_choices
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
 DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses

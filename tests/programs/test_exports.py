@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from program import ROOT, checkpoint, read_json, records, run, run_trainer, tensors
 
-EXPORT_RUN = [sys.executable, ROOT / "scripts/export_run.py"]
-EXPORT_HUB = [sys.executable, ROOT / "dev/reference/export_hub.py"]
+EXPORT_RUN = [sys.executable, ROOT / "scripts/export/export_run.py"]
+EXPORT_HUB = [sys.executable, ROOT / "scripts/export/export_hub.py"]
 DIFF_V1 = "--attention diff_v1 --layers 2 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16"
 
 
