@@ -150,7 +150,7 @@ $(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
 $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 	$(CC) $(LINK)
 
-vpath %.c data tests dev/bench
+vpath %.c data tests dev/bench dev/predict
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(OWN_FLAGS) $(COMMON) -c -o $@ $<
 $(TEST_PROGRAMS:%=$(BUILD)/%.o): OWN_FLAGS = $(TEST_FLAGS)

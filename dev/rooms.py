@@ -7,7 +7,7 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   --counts   prints a table instead: files, lines, casts to size_t and offenders of each room, then of larger parts
 
   layers    an include stays in its room or points to a room of a lower layer; the trainer includes nothing of
-            llmc/predict, which is above it
+            dev/predict, which is above it
   product   llmc/ and the trainer include nothing of dev/ or tests/
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
@@ -39,7 +39,7 @@ LAYERS = [
     ["predict"],
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-TRAINER = ["train_diffv2.c", "train_diffv2.cu", "predict_diffv2.c"]
+TRAINER = ["train_diffv2.c", "train_diffv2.cu", "dev/predict/predict_diffv2.c"]
 NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
 COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]
 COMPILE_C = ["gcc", "-std=gnu11", "-Werror=implicit-function-declaration", *COMPILE]
@@ -132,7 +132,7 @@ def programs(root):
     all_programs = [
         ("train_diffv2.c", c, False),
         ("train_diffv2.c", [*c, *mpi_flags(), "-DONEDNN"], False),
-        ("predict_diffv2.c", c, False),
+        ("dev/predict/predict_diffv2.c", c, False),
         ("data/text_to_shards.c", c, False),
         ("train_diffv2.cu", bf16, False),
         ("train_diffv2.cu", bf16 and [*bf16, *libraries], False),

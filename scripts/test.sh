@@ -475,7 +475,7 @@ fuzzing() {
 }
 
 # tiers, function, name, and the paths of --changed: beginnings of names of files
-trainer=(Makefile llmc/ train_diffv2.c text_to_shards.c predict_diffv2.c tests/)
+trainer=(Makefile llmc/ train_diffv2.c data/text_to_shards.c dev/predict/ tests/)
 stage 23 cuda_tools "CUDA tools" "${trainer[@]}" train_diffv2.cu test_ dev/
 stage 123 cuda "CUDA" "${trainer[@]}" train_diffv2.cu test_ dev/cuda_on_cpu/
 stage 123 float "float" "${trainer[@]}" test_

@@ -41,7 +41,7 @@ PLANTED = [
     ),
     (
         "an include of predictions by the trainer",
-        {"train_diffv2.c": '#include "llmc/predict/x.h"\n', "llmc/predict/x.h": ""},
+        {"train_diffv2.c": '#include "dev/predict/x.h"\n', "dev/predict/x.h": ""},
         "predict lies above the trainer",
     ),
     ("a header outside the rooms", {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""}, "in no room"),

@@ -2,7 +2,7 @@
 test_prediction.c: the tests of predict_diffv2, which this file includes, with the arguments of test_main.h.
 */
 #define main predict_diffv2_main
-#include "../predict_diffv2.c"
+#include "../dev/predict/predict_diffv2.c"
 #undef main
 #include "test_main.h"
 #include "prediction.h"

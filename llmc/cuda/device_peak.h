@@ -1,6 +1,6 @@
 /*
 device_peak.h: the peak rate of GPUs in NVIDIA's documents: dense bf16 matrix products with fp32 accumulation, in
-TFLOP/s. The trainer logs its speed as a share of it. Predictions (llmc/predict/prediction.h) also use the size and
+TFLOP/s. The trainer logs its speed as a share of it. Predictions (dev/predict/prediction.h) also use the size and
 bandwidth of the memory and the link to other GPUs, from the same data sheets and NVIDIA's product pages.
 
   sources   Data center GPUs: data sheets, which list rates with structured sparsity; dense rates are half of them.

@@ -1,7 +1,7 @@
 /*
 all_ops.h: the definitions of the operations that ops.h declares, except those of experts (llmc/experts/operations.h):
 the CUDA twins with DEVICE_OPS, otherwise the C twins.
-With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_operations.h).
+With RECORDED_OPS the program has its own, which record (dev/predict/recorded_operations.h).
 */
 #ifndef LLMC_ALL_OPS_H
 #define LLMC_ALL_OPS_H

@@ -1,6 +1,6 @@
 /*
 attention_sparse_apart.h: on GPUs, and so in predictions, block-sparse attention of all query heads and diff_combine are
-two operations (attention_sparse.cuh, llmc/predict/recorded_operations.h).
+two operations (attention_sparse.cuh, dev/predict/recorded_operations.h).
 
   workspace  rowsum(dO O); counts and starts of the blocks, the rows of each
 */

@@ -4,7 +4,7 @@ ops.h: the contract between the trainer and the operations.
 Every operation is declared here once, with its shapes, and defined twice under the same name: in `NAME.h` (C) and in
 `NAME.cuh` (CUDA, selected by DEVICE_OPS). An operation that is declared but not defined is a compiler warning, which is
 treated as an error. The operations of a training step have a third definition, which records their cost for predictions
-(llmc/predict/recorded_operations.h, selected by RECORDED_OPS).
+(dev/predict/recorded_operations.h, selected by RECORDED_OPS).
 
   floatX   storage of parameters and activations
   grad_t   storage of gradients

@@ -1,6 +1,6 @@
 /*
 traffic.h: the FLOPs of operations, and the bytes that their CUDA implementations move. Benchmarks divide them by
-measured times; predictions (llmc/predict/prediction.h) divide them by assumed rates.
+measured times; predictions (dev/predict/prediction.h) divide them by assumed rates.
 
   bytes   every tensor is read or written once: a row stays in the cache between two passes over it
   types   those of the program; predictions have the types of the bf16 program

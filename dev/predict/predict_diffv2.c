@@ -1,6 +1,6 @@
 /*
 predict_diffv2.c: predicts the memory and the time of a training step on a GPU: the trainer with operations that record
-their FLOPs, bytes and times instead of computing (llmc/predict/recorded_operations.h). Model, forward, backward and
+their FLOPs, bytes and times instead of computing (recorded_operations.h). Model, forward, backward and
 update are the very lines that train; precision, device and ranks are data.
 
   plan   that of the bf16 program: plan_build with the sizes of its types, workspaces and copies
@@ -11,11 +11,11 @@ update are the very lines that train; precision, device and ranks are data.
 #pragma GCC diagnostic ignored "-Wunused-parameter" // values and pointers
 #define inline                                      // no warning of operations that are declared but not defined
 #define RECORDED_OPS
-#include "llmc/predict/recorded_operations.h"
-#include "llmc/options/options.h"
-#include "llmc/predict/prediction_report.h"
-#include "llmc/run/init_model.h"
-#include "train_diffv2.c"
+#include "recorded_operations.h"
+#include "../../llmc/options/options.h"
+#include "prediction_report.h"
+#include "../../llmc/run/init_model.h"
+#include "../../train_diffv2.c"
 
 static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                            Recompute recompute, int ranks, int zero, const Options *options) {

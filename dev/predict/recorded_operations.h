@@ -12,7 +12,7 @@ space that nothing dereferences. Sizes of workspaces and copies are those of the
 #ifndef RECORDED_OPS
 #define RECORDED_OPS
 #endif
-#include "../ops/attention_sparse_apart.h"
+#include "../../llmc/ops/attention_sparse_apart.h"
 
 static inline void *buffer_alloc(size_t bytes, const char *what);
 static inline void buffer_free(void *p);
@@ -28,7 +28,7 @@ static inline void comm_wait(uint64_t ticket);
 
 #include "prediction_communication.h"
 #include "prediction_rates.h"
-#include "../model/linear_layers.h"
+#include "../../llmc/model/linear_layers.h"
 
 static const bool ops_use_host_memory = false;
 

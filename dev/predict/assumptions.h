@@ -13,7 +13,7 @@ bandwidths and links are in device_peak.h; most values here are the share of the
           for each of NCCL's protocols; NCCL uses the fastest. Reduction in switches (NVLS) is not used.
 */
 #pragma once
-#include "../cuda/device_peak.h"
+#include "../../llmc/cuda/device_peak.h"
 
 typedef enum {
     ASSUME_GEMM,

@@ -8,10 +8,10 @@ prediction_report.h: prints a prediction, and writes it as JSON (--out).
 #include "prediction.h"
 #include "prediction_communication.h"
 #include "prediction_rates.h"
-#include "../base/files.h"
-#include "../base/json.h"
-#include "../run/memory_parts.h"
-#include "../run/model_report.h"
+#include "../../llmc/base/files.h"
+#include "../../llmc/base/json.h"
+#include "../../llmc/run/memory_parts.h"
+#include "../../llmc/run/model_report.h"
 
 // memory_fit returns "fits", or how many bytes of `needed` the GPU lacks.
 typedef char FitText[64];

@@ -4,8 +4,8 @@ predict_diffv2.c computes it.
 */
 #pragma once
 #include "assumptions.h"
-#include "../model/plan.h"
-#include "../options/options_table.h"
+#include "../../llmc/model/plan.h"
+#include "../../llmc/options/options_table.h"
 
 // What limits the speed of an operation.
 typedef enum { BOUND_PRODUCTS, BOUND_ATTENTION, BOUND_MEMORY, BOUND_LAUNCHES, BOUND_COMMUNICATION, BOUNDS } Bound;
