@@ -241,8 +241,8 @@ clean:
 	rm -rf $(filter-out $(BUILD)/python $(BUILD)/venv-%,$(wildcard $(BUILD)/*)) train_diffv2 predict_diffv2 \
 	    text_to_shards train_diffv2cu test_diffv2cu
 
-include dev/cuda_on_cpu/rules.mk
-include dev/ptx/rules.mk
+include dev/emulator/rules.mk
+include dev/emulator/ptx/rules.mk
 DEPENDENCIES = $(wildcard $(BUILD)/*.d $(CUDA_BUILD)/*.d $(BUILD)/oncpu/*.d)
 $(sort $(filter %.c %.cu %.cpp,$(shell cat $(DEPENDENCIES) /dev/null))) /dev/null: # as -MP: a source may have moved
 -include $(wildcard $(BUILD)/*.d $(CUDA_BUILD)/*.d)

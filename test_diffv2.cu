@@ -4,7 +4,7 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
   test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`.
   test_diffv2 --tier N [...]
-      in dev/cuda_on_cpu, with N = 1 each case in one order of threads and copies, in turn by its number; with N = 2
+      in dev/emulator, with N = 1 each case in one order of threads and copies, in turn by its number; with N = 2
       also in another one, which must give the same bits; without in all of them. On a GPU it has no effect.
 
 Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a

@@ -28,7 +28,7 @@ LATER_BUDGETS = {  # what each later part of the work may add, with its tests
     "archive and claims of the lab": 1600,
 }
 BEFORE = """
-    Makefile 261 trainer 1763 data 3000 dev 495 dev/bench 2716 dev/cuda_on_cpu 3729 dev/format 45 dev/fuzz 1663
+    Makefile 261 trainer 1763 data 3000 dev 495 dev/bench 2716 dev/emulator 3729 dev/format 45 dev/fuzz 1663
     dev/gpu_check 2325 dev/reference 2026 dev/results 501 llmc/base 1219 llmc/checkpoint 1530 llmc/comm 2072
     llmc/cuda 2008 llmc/data 1548 llmc/model 1083 llmc/ops 8529 llmc/run 8610 llmc/text 1005 scripts 3452
     scripts/lab 7403 scripts/plans 1023 tests 35274

@@ -11,7 +11,7 @@
 #   float            the C programs: operations, models, files, and runs (tests/programs)
 #   ranks            runs of several ranks
 #   CUDA             the kernels against the C operations, and the CUDA trainer against the C trainer (tests/cuda), run
-#                    by dev/cuda_on_cpu in bf16; in the second tier half of the kernels' cases, in turn by revision.
+#                    by dev/emulator in bf16; in the second tier half of the kernels' cases, in turn by revision.
 #                    Requires CUDA's headers
 #   sources          includes point downwards (dev/rooms.py); the variants in Python equal variants.h; all sources are
 #                    formatted (dev/format/format.sh). Prints the lines of code by room (dev/lines.py)
@@ -33,8 +33,8 @@
 #   fuzzing          the readers of files (dev/fuzz), half of them, in turn by revision, with libFuzzer. Requires clang
 # With --all:
 #   AVX2             the C programs as on a CPU without AVX-512, with three cores, so that three threads are the default
-#   compiled PTX     the kernels as nvcc compiles them for each architecture, run by dev/ptx; the layouts of wgmma
-#                    against CuTe. Requires nvcc
+#   compiled PTX     the kernels as nvcc compiles them for each architecture, run by dev/emulator/ptx; the layouts of
+#                    wgmma against CuTe. Requires nvcc
 #   CUDA, fp32; CUDA, sanitizers; CUDA, ThreadSanitizer; CUDA without assembly     the emulation, built so
 #   Slurm            jobs of a small cluster on this machine
 #
@@ -354,7 +354,7 @@ wgmma_layouts() { # comparison with CuTe
     fi
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     g++ -std=c++17 -w -Idev -I"$packages/cutlass_library/source/include" -I"$packages/nvidia/cu13/include/cccl" \
-        -isystem "$cuda/include" -o "$scratch/compare_cute" dev/ptx/compare_cute.cpp 2>&1 | tail -n 20
+        -isystem "$cuda/include" -o "$scratch/compare_cute" dev/emulator/ptx/compare_cute.cpp 2>&1 | tail -n 20
     run "layouts of wgmma" "$scratch/compare_cute"
 }
 compiled_ptx() {
@@ -367,7 +367,7 @@ compiled_ptx() {
         compiled_ptx_of $arch
     done
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
-        && run_pytest tests build dev/ptx
+        && run_pytest tests build dev/emulator/ptx
     wgmma_layouts
 }
 
@@ -477,7 +477,7 @@ fuzzing() {
 # tiers, function, name, and the paths of --changed: beginnings of names of files
 trainer=(Makefile llmc/ train_diffv2.c data/text_to_shards.c dev/predict/ tests/)
 stage 23 cuda_tools "CUDA tools" "${trainer[@]}" train_diffv2.cu test_ dev/
-stage 123 cuda "CUDA" "${trainer[@]}" train_diffv2.cu test_ dev/cuda_on_cpu/
+stage 123 cuda "CUDA" "${trainer[@]}" train_diffv2.cu test_ dev/emulator/
 stage 123 float "float" "${trainer[@]}" test_
 stage 123 ranks "ranks" "${trainer[@]}"
 stage 123 sources "sources" .
@@ -494,10 +494,10 @@ stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/
 stage 23 fuzzing "fuzzing" llmc/ dev/fuzz/
 [ "$(uname -m)" != x86_64 ] || stage 3 avx2 "AVX2" "${trainer[@]}"
 stage 3 compiled_ptx "compiled PTX" llmc/ test_diffv2.cu tests/ dev/
-stage 3 cuda_fp32 "CUDA, fp32" "${trainer[@]}" train_diffv2.cu test_ dev/cuda_on_cpu/
-stage 3 cuda_sanitized "CUDA, sanitizers" "${trainer[@]}" train_diffv2.cu dev/cuda_on_cpu/
-stage 3 cuda_threads "CUDA, ThreadSanitizer" llmc/ test_ tests/ dev/cuda_on_cpu/
-stage 3 cuda_without_assembly "CUDA without assembly" dev/cuda_on_cpu/
+stage 3 cuda_fp32 "CUDA, fp32" "${trainer[@]}" train_diffv2.cu test_ dev/emulator/
+stage 3 cuda_sanitized "CUDA, sanitizers" "${trainer[@]}" train_diffv2.cu dev/emulator/
+stage 3 cuda_threads "CUDA, ThreadSanitizer" llmc/ test_ tests/ dev/emulator/
+stage 3 cuda_without_assembly "CUDA without assembly" dev/emulator/
 stage 3 slurm "Slurm" "${trainer[@]}" scripts/
 [ ${#only[@]} -eq 0 ] || select_stages "${only[@]}" || usage "there is no stage '$missing' in this tier (see --list)"
 if [ $list = yes ]; then

@@ -5,7 +5,7 @@ cuda_engine.h: compares a CUDA operation with its C twin.
   Operands       the tensors of one call. InputKind are random and rounded to the storage type, so that both twins read
                  the same numbers. Outputs are poisoned (all bits set: NaN). Guard bytes precede and follow each tensor.
                  `shift` offsets every floatX tensor by that many elements, so that packs of 16 bytes are unaligned.
-  run            calls the operation several times on the same data: in dev/cuda_on_cpu with threads in forward, reverse
+  run            calls the operation several times on the same data: in dev/emulator with threads in forward, reverse
                  and shuffled order (forward only with AddressSanitizer, which is slow), on a device twice.
                  Every byte must be equal. The workspace has exactly the size that the operation requests, and is
                  poisoned, as is the scratch memory.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_check_test.sh: tests dev/gpu_check.sh and short.sh without a GPU: with dev/cuda_on_cpu (--pretend), with programs
+# gpu_check_test.sh: tests dev/gpu_check.sh and short.sh without a GPU: with dev/emulator (--pretend), with programs
 # that are wrong, hang or are missing, after a kill, and at time limits. The last line is "N passed, N failed"; exit
 # status 0 if nothing failed.
 # Requires the programs of --pretend, which scripts/test.sh builds.

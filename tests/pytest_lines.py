@@ -1,4 +1,4 @@
-"""The output of the Python tests: of tests, data, scripts/lab, dev/bench, dev/ptx and dev/reference.
+"""The output of the Python tests: of tests, data, scripts/lab, dev/bench, dev/emulator/ptx and dev/reference.
 
 A test's sentence is the first line of its docstring, or its name; its subject is the name of its file. One line is
 printed per test, and one per case of a parametrised test:

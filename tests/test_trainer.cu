@@ -1,5 +1,5 @@
 /*
-test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with planned faults, and tests in its process;
+test_trainer.cu: the CUDA trainer, whose kernels dev/emulator runs, with planned faults, and tests in its process;
 and the cases of test_diffv2.cu, since both programs would compile the same kernels, for most of their time.
 
   build/oncpu/test_trainer [ARGUMENTS]            the tests, as tests/test_main.h says

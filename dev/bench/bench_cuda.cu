@@ -23,7 +23,7 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --window W, --full-every K, --sparse-blocks K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
                       layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
-  --tiny              few repetitions and little memory, for dev/cuda_on_cpu
+  --tiny              few repetitions and little memory, for dev/emulator
   --json FILE         appends each result to FILE as one line of JSON
 
 Each result is a row of dev/gpu_check/results.py, a line of JSON.

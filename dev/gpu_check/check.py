@@ -126,7 +126,7 @@ def parse_arguments():
     parser.add_argument(
         "--pretend",
         action="store_true",
-        help="use dev/cuda_on_cpu instead of a GPU, and tiny models, to test this program",
+        help="use dev/emulator instead of a GPU, and tiny models, to test this program",
     )
     o = parser.parse_args()
     o.parts = list(dict.fromkeys(o.parts.split(","))) if o.parts else list(PARTS)

@@ -11,7 +11,7 @@
             Matrices also have the same direction: a cosine of at least 0.98 (0.994 was measured).
     experts In bf16 a router selects another expert for a token at which two are nearly equal, and the gradients of both
             differ by all of that token. Errors of routers and experts are therefore at most 25% (4% was measured with
-            dev/cuda_on_cpu at 1024 tokens) and their direction is not compared: an expert with few tokens may have
+            dev/emulator at 1024 tokens) and their direction is not compared: an expert with few tokens may have
             others, or none. Other tensors: 10% (2.8% was measured). A model whose experts are all active has no
             selection, and the usual tolerances; so has fp32.
     fp8     --gemm fp8 on both sides. Numbers within the bf16 rounding error of a halfway point are rounded to different

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
+PLACES = {  # variable: (for a device, with dev/emulator)
     "TRAIN_DIFFV2CU": ("build/cuda_bf16/train_diffv2cu", "build/oncpu/test_trainer --trainer"),
     "TRAIN_DIFFV2CU_FP32": ("build/cuda_fp32/train_diffv2cu", "build/fp32/oncpu/test_trainer --trainer"),
     "TEST_DIFFV2CU": ("build/cuda_bf16/test_diffv2cu", "build/oncpu/test_diffv2"),
@@ -29,7 +29,7 @@ PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
     "PREDICT_DIFFV2": ("build/predict_diffv2", "build/predict_diffv2"),
 }
-SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/cuda_on_cpu/*")
+SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/emulator/*")
 # What else a check, a build and a plan of the lab read
 TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
 CANNOT_START = r"error while loading shared libraries|symbol lookup error|version `\S+' not found|xec format error"

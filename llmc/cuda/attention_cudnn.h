@@ -1,7 +1,7 @@
 /*
 attention_cudnn.h: causal attention by cuDNN, as a C interface. It is implemented by attention_cudnn.cpp, a separate
 translation unit, since the headers that it needs compile slowly. If kernels run on the CPU, it is implemented by
-dev/cuda_on_cpu/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by the functions at the end of this file.
+dev/emulator/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by the functions at the end of this file.
 
   tensors    bf16, lse fp32. q (B, T, NQ, D), k (B, T, NKV, D), v (B, T, NKV, DV), out and dout (B, T, NQ, DV), with any
              strides of rows and heads; the elements of a head are contiguous, and a sequence is T rows.

@@ -19,7 +19,7 @@ gemm.cuh: matrix products.
 #include "gemm_plain.cuh"
 #include "gemm_shape.cuh"
 #ifdef CUDA_ON_CPU
-#include <cuda_on_cpu/gemm.h>
+#include <emulator/gemm.h>
 #else
 #include "gemm_cublaslt.cuh"
 #endif

@@ -1,7 +1,7 @@
 /*
 gemm_shape.cuh: the description of a matrix product, and the interface of the library that computes it.
 
-The library is cuBLASLt (gemm_cublaslt.cuh) or, for kernels that run on the CPU, CBLAS (dev/cuda_on_cpu/gemm.h). It
+The library is cuBLASLt (gemm_cublaslt.cuh) or, for kernels that run on the CPU, CBLAS (dev/emulator/gemm.h). It
 defines GemmHandles, its own description of a shape, and these functions:
 
   gemm_library()                           name and version

@@ -1,6 +1,6 @@
 /*
 launch.cuh: kernel launches and shared memory, in the GPU build and in the one that runs kernels on the CPU
-(dev/cuda_on_cpu, selected by CUDA_ON_CPU). Kernel files do not distinguish the two.
+(dev/emulator, selected by CUDA_ON_CPU). Kernel files do not distinguish the two.
 
   LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a failed launch ends the program
   LAUNCH_ON(stream, kernel, ...)                       on another stream
@@ -58,7 +58,7 @@ static inline const char *launch_remark(cudaError_t error) {
 
 #ifdef CUDA_ON_CPU
 
-#include <cuda_on_cpu/device.h>
+#include <emulator/device.h>
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)                               \
     do {                                                                                        \
         cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__); \

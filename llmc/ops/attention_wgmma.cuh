@@ -1,7 +1,7 @@
 /*
 attention_wgmma.cuh: attention's forward on the tensor cores of Hopper, for bf16 storage, with the asynchronous
 instructions of sm_90a (hopper.cuh); and the choice between this kernel and that of attention_mma.cuh, whose contract,
-softmax, masks and stores it shares. It has not run on a GPU: dev/ptx runs its PTX.
+softmax, masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its PTX.
 
   mapping   A block has two warpgroups that compute and one that copies. Each of the two has 64 rows against the same
             tiles of 128 keys. Plain form: 128 queries of one head. Pair form: 64 queries, the first warpgroup those of

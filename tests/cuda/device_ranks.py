@@ -1,4 +1,4 @@
-"""Runs of the CUDA trainer on several GPUs that dev/cuda_on_cpu emulates, one process per GPU, with NCCL.
+"""Runs of the CUDA trainer on several GPUs that dev/emulator emulates, one process per GPU, with NCCL.
 
 Processes start with the variables that srun sets.
 """

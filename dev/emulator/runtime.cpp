@@ -7,7 +7,7 @@ declares them, so that a signature that differs from NVIDIA's does not compile.
 #include <cuda.h>
 #include <map>
 #include <vector>
-#pragma weak cuTensorMapEncodeTiled // defined by dev/ptx
+#pragma weak cuTensorMapEncodeTiled // defined by dev/emulator/ptx
 
 namespace cuda_on_cpu {
 

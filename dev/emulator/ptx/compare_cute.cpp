@@ -7,7 +7,7 @@ the first difference. (CuTe itself prints that a host has no address of shared m
 */
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
-#include <ptx/wgmma_layout.h>
+#include <emulator/ptx/wgmma_layout.h>
 #include <stdio.h>
 #include <stdlib.h>
 using namespace cute;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""translate.py: translates the kernels of a PTX file into C++ over dev/cuda_on_cpu.
+"""translate.py: translates the kernels of a PTX file into C++ over dev/emulator.
 
-Usage: dev/ptx/translate.py FILE.ptx HOST_SYMBOLS DIRECTORY PARTS
+Usage: dev/emulator/ptx/translate.py FILE.ptx HOST_SYMBOLS DIRECTORY PARTS
 
 HOST_SYMBOLS is the output of nm for the object of the emulated program. Writes DIRECTORY/part_0.cpp, ... (PARTS files
 of about equal length) and DIRECTORY/symbols, the host's functions that objcopy has to make visible to them. Each entry
@@ -183,7 +183,7 @@ class Parser:
 # ----------------------------------------------------------------------------------------------------------------------
 # C++
 
-HEAD = "// written by dev/ptx/translate.py\n#include <ptx/hopper.h>\nusing namespace ptx;\n"
+HEAD = "// written by dev/emulator/ptx/translate.py\n#include <emulator/ptx/hopper.h>\nusing namespace ptx;\n"
 
 
 def is_wgmma(instruction):

@@ -8,8 +8,8 @@ its PTX.
 
   build/ptx/sm_90a/planted90a [NAME]      prints a line per kernel: whether D is right
 */
-#include "../../llmc/cuda/mma.cuh"
-#include "../../tests/harness.h"
+#include "../../../llmc/cuda/mma.cuh"
+#include "../../../tests/harness.h"
 #include <cuda.h>
 #include <cuda_fp8.h>
 

@@ -1,6 +1,6 @@
 # The compiled kernels on the CPU: make build/ptx/sm_90/test_diffv2 translates what nvcc compiles for that architecture
-# (80, 89, 90, 90a, 100 or 120) to C++, and links it with the program of dev/cuda_on_cpu. Requires nvcc; see README.md.
-# Variables: those of dev/cuda_on_cpu/rules.mk, and COUNT=yes, which counts what the kernels do.
+# (80, 89, 90, 90a, 100 or 120) to C++, and links it with the program of dev/emulator. Requires nvcc; see README.md.
+# Variables: those of dev/emulator/rules.mk, and COUNT=yes, which counts what the kernels do.
 
 PTX_NVCC = $(or $(NVCC),$(or $(CUDA),/usr/local/cuda)/bin/nvcc)
 PTX = $(BUILD)/ptx
@@ -15,10 +15,10 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
   $(call stamp,$(PTX)/flags,$(COMPILERS) $(PTX_CFLAGS))
 endif
 
-$(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
+$(ONCPU)/%.cu.o: dev/emulator/ptx/%.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o $(if $(COUNT),$(PTX)/counts.o)
-$(PTX_LAYER): $(PTX)/%.o: dev/ptx/%.cpp $(PTX)/flags
+$(PTX_LAYER): $(PTX)/%.o: dev/emulator/ptx/%.cpp $(PTX)/flags
 	$(CACHED) $(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
 $(PTX)/%.o: $(PTX)/%.cpp $(PTX)/flags
 	$(CACHED) $(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
@@ -29,9 +29,10 @@ define ptx_program # architecture, name, source, numbers of the parts
 $(PTX)/sm_$(1)/$(2).ptx: $(3) $(PTX)/nvcc_flags
 	mkdir -p $(PTX)/sm_$(1)/$(2)_parts
 	$$(PTX_NVCC) $$(PTX_NVCC_FLAGS) -ptx -arch=compute_$(1) -MD -MP -MF $$(@:.ptx=.d) -MT $$@ -o $$@ $$<
-$(PTX)/sm_$(1)/$(2)_parts/part_0.cpp: $(PTX)/sm_$(1)/$(2).ptx $(ONCPU)/$(2).cu.o dev/ptx/translate.py dev/ptx/forms.py
+$(PTX)/sm_$(1)/$(2)_parts/part_0.cpp: $(PTX)/sm_$(1)/$(2).ptx $(ONCPU)/$(2).cu.o \
+  $(addprefix dev/emulator/ptx/,translate.py forms.py)
 	nm $(ONCPU)/$(2).cu.o >$$(@D)/host_symbols
-	PYTHONDONTWRITEBYTECODE=1 python3 dev/ptx/translate.py $$< $$(@D)/host_symbols $$(@D) $(words $(4))
+	PYTHONDONTWRITEBYTECODE=1 python3 dev/emulator/ptx/translate.py $$< $$(@D)/host_symbols $$(@D) $(words $(4))
 $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(filter-out 0,$(4))): $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp ;
 $(PTX)/sm_$(1)/$(2)_parts/host.o: $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp
 	objcopy --globalize-symbols=$$(@D)/symbols $(ONCPU)/$(2).cu.o $$@
@@ -41,8 +42,8 @@ $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1
 .PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
 endef
 $(foreach arch,80 89 90 90a 100 120,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
-$(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/ptx/planted.cu,0)))
-$(eval $(call ptx_program,90a,planted90a,dev/ptx/planted90a.cu,0))
+$(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/emulator/ptx/planted.cu,0)))
+$(eval $(call ptx_program,90a,planted90a,dev/emulator/ptx/planted90a.cu,0))
 .PRECIOUS: $(PTX)/%.o
 
 -include $(wildcard $(PTX)/*.d $(PTX)/sm_*/*.d $(PTX)/sm_*/*/*.d)

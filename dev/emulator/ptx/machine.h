@@ -1,6 +1,6 @@
 /*
 machine.h: what the C++ of translate.py calls: the instructions that are no operators of C++, memory with its checks,
-and the table of kernels. Barriers, exchanges, tensor cores and asynchronous copies are those of dev/cuda_on_cpu.
+and the table of kernels. Barriers, exchanges, tensor cores and asynchronous copies are those of dev/emulator.
 
   addresses     global, local and parameters: pointers of the host. shared: 32 bits, from the start of the block's
                 shared memory
@@ -9,7 +9,7 @@ and the table of kernels. Barriers, exchanges, tensor cores and asynchronous cop
                 correctly rounded result for all inputs; div 2 ulps for divisors from 2^-126 to 2^126; rcp 1 ulp
 */
 #pragma once
-#include <cuda_on_cpu/internal.h>
+#include "../internal.h"
 
 namespace ptx {
 

@@ -19,7 +19,7 @@ BUILD = ROOT / "build"
 CUDA = pathlib.Path(os.environ.get("CUDA") or "/usr/local/cuda")
 COMPILE = f"{os.environ.get('CXX', 'g++')} -std=c++17 -O0 -ffp-contract=off -DCUDA_ON_CPU -Idev -isystem {CUDA}/include"
 WRONG = "wrong results"
-COUNTING = "dev/ptx/runtime.cpp dev/ptx/hopper.cpp dev/ptx/counts.cpp"
+COUNTING = "dev/emulator/ptx/runtime.cpp dev/emulator/ptx/hopper.cpp dev/emulator/ptx/counts.cpp"
 
 # The sentence, the kernel, a regular expression, its replacement, and the report, a part of the line.
 MISTAKES = [

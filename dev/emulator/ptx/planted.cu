@@ -4,9 +4,9 @@ planted.cu: small kernels, one per kind of access or exchange. test_translate.py
   build/ptx/sm_90/planted [NAME]      prints the results of all kernels, or of this one
   build/oncpu/planted [NAME]          the same for what g++ compiled; it must print the same numbers
 */
-#include "../../llmc/cuda/async_copy.cuh"
-#include "../../llmc/cuda/mma.cuh"
-#include "../../tests/harness.h"
+#include "../../../llmc/cuda/async_copy.cuh"
+#include "../../../llmc/cuda/mma.cuh"
+#include "../../../tests/harness.h"
 #include <cuda_fp8.h>
 
 enum { COUNT_OF_THREADS = 64 };

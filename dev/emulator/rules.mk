@@ -1,4 +1,4 @@
-# CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/cuda_on_cpu/NAME.cu, with g++.
+# CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/emulator/NAME.cu, with g++.
 # make oncpu runs the tests of the layer.
 # Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32), UCONTEXT=yes (fibers
 # by swapcontext, as on CPUs other than x86-64).
@@ -24,7 +24,7 @@ ifdef UCONTEXT
 endif
 ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing -Wno-psabi $(COMMON) -DCUDA_ON_CPU -Idev \
   -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
-ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
+ONCPU_LAYER = $(patsubst dev/emulator/%.cpp,$(ONCPU)/%.o,$(wildcard dev/emulator/*.cpp))
 
 ifneq ($(filter oncpu $(ONCPU)/% $(BUILD)/ptx/%,$(MAKECMDGOALS)),)
   $(call stamp,$(ONCPU)/flags,$(COMPILERS) $(SEARCHED) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) $(LDFLAGS) $(LDLIBS))
@@ -32,7 +32,7 @@ endif
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-# its kernels are compiled once, in test_trainer; dev/ptx links the object of test_diffv2.cu
+# its kernels are compiled once, in test_trainer; dev/emulator/ptx links the object of test_diffv2.cu
 $(ONCPU)/test_diffv2: $(ONCPU)/test_trainer
 	printf '#!/bin/sh\nexec "$${0%%/*}/test_trainer" --operations "$$@"\n' >$@
 	chmod +x $@
@@ -41,11 +41,11 @@ $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu $(ONCPU)/flags
+$(ONCPU)/%.cu.o: dev/emulator/%.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/bench_cuda.cu.o: dev/bench/bench_cuda.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
-$(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp $(ONCPU)/flags
+$(ONCPU)/%.o: dev/emulator/%.cpp $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
 .PHONY: oncpu
 oncpu: $(ONCPU)/test_layer $(ONCPU)/planted_bugs
