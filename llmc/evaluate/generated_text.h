@@ -21,7 +21,7 @@ generated_text.h: what --generate prints: text for a terminal, or with --prompts
 #include "../text/prompts.h"
 #include "generation.h"
 #include "../log/logger.h"
-#include "run_tokenizer.h"
+#include "../text/run_tokenizer.h"
 
 static const char *const stop_reasons[] = {NULL, "length", "separator", "not_finite"}; // by StopReason
 

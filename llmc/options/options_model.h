@@ -5,6 +5,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "changes.h"
 #include "../comm/comm.h"
 #include "../data/choices.h"
+#include "../text/prompts.h"
 #include "../base/host.h"
 #include "../model/tensors.h"
 #include "../ops/all_ops.h"
@@ -152,26 +153,6 @@ static inline int options_number_problems(const Options *o, int ranks) {
                o->decay_steps, o->steps - o->warmup, o->steps, o->warmup);
     if (options_usable(o, batch)) problems += options_batch_problems(o, ranks);
     return problems;
-}
-
-// Reads the next token ID of a comma-separated list and advances *at to the following one, or the end. Returns false
-// if there is no valid ID.
-static inline bool prompt_number(const char **at, int *id) {
-    char *end = NULL;
-    errno = 0;
-    long long x = strtoll(*at, &end, 10);
-    if (!isdigit((unsigned char)**at) || errno || x > INT_MAX || (*end && (*end != ',' || !end[1]))) return false;
-    *id = (int)x;
-    *at = end + (*end == ',');
-    return true;
-}
-
-static inline bool prompt_numbers_valid(const char *text) {
-    int id;
-    do
-        if (!prompt_number(&text, &id)) return false;
-    while (*text);
-    return true;
 }
 
 typedef struct {

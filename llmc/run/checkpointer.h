@@ -18,7 +18,7 @@ functions together.
 #include "../data/data_identity.h"
 #include "../model/rank_check.h"
 #include "run_records.h"
-#include "../evaluate/run_tokenizer.h"
+#include "../text/run_tokenizer.h"
 #include "trainer_state.h"
 
 typedef struct {

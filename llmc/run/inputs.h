@@ -28,15 +28,24 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
     return (uint64_t)o->val_steps <= all / B ? (uint64_t)o->val_steps * B : all;
 }
 
+// Where the mode does not read the data of the options, --train-data tells of the tokenizer only if it is given for this
+// start: the data of the checkpoint may no longer exist.
+static inline void inputs_open_tokenizer(Inputs *in, const Options *o, bool reads_data, const char *loaded) {
+    TokenizerSources from = {loaded, o->tokenizer, NULL, NULL, o->separator, o->prompt, o->prompt_tokens};
+    if (reads_data || options_given(o, "train-data")) from.train_data = o->train_data;
+    if (reads_data) from.val_data = o->val_data;
+    run_tokenizer_open(&in->tokenizer, &from, o->model.V);
+}
+
 static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
                                const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
     int V = plan->config.V, T = o->model.T;
-    run_tokenizer_open(&in->tokenizer, o, loaded, !row->prompts);
+    inputs_open_tokenizer(in, o, !row->prompts, loaded);
     if (o->prompts)
         in->sequences =
             prompts_sequences(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
-    if (generates && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
+    if (generates && !o->prompts && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
              "--separator ID, or --prompt-tokens");
     if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);

@@ -18,6 +18,26 @@ prompts.h: a file of prompts: one on each line, or JSON lines.
 
 enum { PROMPTS_BYTES = 256 << 20, PROMPTS_COUNT = 1 << 20 };
 
+// Reads the next token ID of a comma-separated list and advances *at to the following one, or the end. Returns false
+// if there is no valid ID.
+static inline bool prompt_number(const char **at, int *id) {
+    char *end = NULL;
+    errno = 0;
+    long long x = strtoll(*at, &end, 10);
+    if (!isdigit((unsigned char)**at) || errno || x > INT_MAX || (*end && (*end != ',' || !end[1]))) return false;
+    *id = (int)x;
+    *at = end + (*end == ',');
+    return true;
+}
+
+static inline bool prompt_numbers_valid(const char *text) {
+    int id;
+    do
+        if (!prompt_number(&text, &id)) return false;
+    while (*text);
+    return true;
+}
+
 typedef struct {
     char *text;  // of `size` bytes, followed by a 0; NULL: the prompt is given as tokens
     size_t size; // of the text

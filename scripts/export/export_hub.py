@@ -81,7 +81,7 @@ def table_header(checkpoint):
 
 
 def find_separator(checkpoint, config, table):
-    """The token that separates documents, by the rules of llmc/evaluate/run_tokenizer.h; None: unknown"""
+    """The token that separates documents, by the rules of llmc/text/run_tokenizer.h; None: unknown"""
     state, run = checkpoint / "trainer_state.json", checkpoint.resolve().parent.parent / "run.json"
     if state.exists() and read_json(state)["options"].get("separator"):
         return int(read_json(state)["options"]["separator"].partition(":")[0])

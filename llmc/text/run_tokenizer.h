@@ -1,10 +1,10 @@
 /*
 run_tokenizer.h: the tokenizer of a run, its files, which checkpoints contain, and the tokens of the prompt.
 
-  void run_tokenizer_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and
-                            of the corpora of --train-data and --val-data, which must be equal. Where a corpus.json
-                            states that tokens are bytes, it is that of bytes, with or without a table. Tokens of which
-                            nothing is known may be read with any tokenizer
+  void run_tokenizer_open(s, from, V)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
+                            corpora of --train-data and --val-data, which must be equal. Where a corpus.json states
+                            that tokens are bytes, it is that of bytes, with or without a table. Tokens of which nothing
+                            is known may be read with any tokenizer
   void run_tokenizer_close(s)
 
 Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwise they are printed as numbers.
@@ -18,10 +18,16 @@ Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwis
 */
 #pragma once
 #include "../data/corpus.h"
-#include "../options/options_model.h"
-#include "../text/sampler.h"
+#include "prompts.h"
+#include "sampler.h"
 
 enum { TOKENIZER_JSON_LIMIT = 256 << 20 };
+
+// Where the tokenizer, the separator and the prompt come from: values of the options of these names, or NULL.
+typedef struct {
+    const char *loaded; // a checkpoint directory, or NULL
+    const char *tokenizer, *train_data, *val_data, *separator, *prompt, *prompt_tokens;
+} TokenizerSources;
 
 typedef struct {
     Tokenizer *tokenizer;  // NULL: none
@@ -83,7 +89,7 @@ static inline void prompt_from_numbers(RunTokenizer *s, const char *text, int V)
     while (*text) {
         int id = 0;
         bool number = prompt_number(&text, &id);
-        assert(number); // options_exclusions has read them
+        assert(number); // prompt_numbers_valid has read them
         (void)number;
         CHECK(id < V, "--prompt-tokens: token %d is outside the vocabulary of %d", id, V);
         tokens_add(&list, id);
@@ -125,40 +131,35 @@ static inline int run_tokenizer_separator_of_corpora(const char *text, int V) {
     return token;
 }
 
-// `train_data`: NULL when it is not read.
-static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Options *o, const char *train_data) {
-    int V = o->model.V, token = -1;
+static inline int run_tokenizer_find_separator(const RunTokenizer *s, const TokenizerSources *from, int V) {
+    int token = -1;
     Separator given = {-1, false};
-    if (o->separator) separator_parse(o->separator, &given);
-    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    if (from->separator) separator_parse(from->separator, &given);
+    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", from->separator, V);
     if (given.token >= 0) return given.token;
-    if (train_data) token = run_tokenizer_separator_of_corpora(train_data, V);
+    if (from->train_data) token = run_tokenizer_separator_of_corpora(from->train_data, V);
     if (token >= 0) return token;
     if (s->tokenizer) return s->tokenizer->separator;
     return V == BYTE_VOCABULARY ? DOCUMENT_SEPARATOR : -1;
 }
 
-// loaded: a checkpoint directory or NULL. data: the mode reads the data of the options. Otherwise --train-data is read
-// only if it is given for this start: the data of the checkpoint may no longer exist.
-static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data) {
+// V: vocabulary of the model
+static inline void run_tokenizer_open(RunTokenizer *s, const TokenizerSources *from, int V) {
     memset(s, 0, sizeof(*s));
-    int V = o->model.V;
-    const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
-    if (o->tokenizer) run_tokenizer_adopt(s, tokenizer_open(o->tokenizer), o->tokenizer);
+    if (from->tokenizer) run_tokenizer_adopt(s, tokenizer_open(from->tokenizer), from->tokenizer);
     else {
-        if (loaded) run_tokenizer_look(s, loaded);
-        if (train_data) run_tokenizer_look_in_corpora(s, train_data);
-        if (data && o->val_data) run_tokenizer_look_in_corpora(s, o->val_data);
+        if (from->loaded) run_tokenizer_look(s, from->loaded);
+        if (from->train_data) run_tokenizer_look_in_corpora(s, from->train_data);
+        if (from->val_data) run_tokenizer_look_in_corpora(s, from->val_data);
     }
     bool bytes = s->tokenizer && s->tokenizer->kind == TOKENIZER_BYTES;
     run_tokenizer_check_equal(!bytes || !s->other[0], s->path, s->other);
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
-    s->separator = run_tokenizer_find_separator(s, o, train_data);
-    if (o->prompts) return; // instead of the prompt of the options
-    if (o->prompt) prompt_from_text(s, o->prompt, V);
-    else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
-    s->implied = !o->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
+    s->separator = run_tokenizer_find_separator(s, from, V);
+    if (from->prompt) prompt_from_text(s, from->prompt, V);
+    else if (from->prompt_tokens) prompt_from_numbers(s, from->prompt_tokens, V);
+    s->implied = !from->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
     int *tokens = (int *)checked_calloc((size_t)s->prompt_length + 1, sizeof(int));
     tokens[0] = max_int(s->separator, 0);
     if (s->prompt_length) memcpy(tokens + s->implied, s->prompt, (size_t)s->prompt_length * sizeof(int));
