@@ -131,8 +131,8 @@ make_system() {
 }
 
 make_project() {
-    local file
-    for file in README.md LICENSE Makefile ./*.c llmc/*/*.h tests/*.h data/*.c scripts/*.sh dev/reference/*.py; do
+    local file headers=(llmc/*/*.h llmc/ops/*/*.h tests/*.h)
+    for file in README.md LICENSE Makefile ./*.c "${headers[@]}" data/*.c scripts/*.sh dev/reference/*.py; do
         [ -f "$file" ] || continue
         printf '\f'
         cat "$file"

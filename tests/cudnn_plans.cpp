@@ -9,7 +9,7 @@ LD_LIBRARY_PATH).
 
 Each row is a plan that must be made, or must be refused; B of a row with documents is their number. On Hopper the
 workspace must be, to a few KiB, what --dry-run counts where there is no device (attention_estimate of
-llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
+llmc/ops/attention/attention_plans.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/cuda/attention_cudnn.cpp"
 

@@ -4,7 +4,7 @@ operation.h: the types of the catalogue of operations (operation_catalogue.h): a
 #pragma once
 #include "../llmc/experts/mlp_kinds.h"
 #include "../llmc/model/variants.h"
-#include "../llmc/ops/routing.h"
+#include "../llmc/experts/routing.h"
 #include "harness.h"
 
 enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5 };

@@ -5,7 +5,7 @@ kernels in turns (dev/gpu_check/attention.py). Included after bench_cuda_kernels
 #pragma once
 
 // For each `forward` or `backward` on stdin, prints the milliseconds: the median of several. The first line is a row of
-// llmc/ops/attention_choice.h without times, and what computes attention.
+// llmc/ops/attention/attention_choice.h without times, and what computes attention.
 static void run_attention_turns(const char *preset, const char *attention, int NKV, int B, int T, bool deterministic) {
     enum { FUSED, DFUSED, KEPT, DKEPT, OUT, DOUT, LSE };
     enum { POOL_SETS = 4 };

@@ -1,5 +1,5 @@
 """The part `attention`: a layer's attention by cuDNN and by the built-in kernels, in turns in one run. --sdpa auto
-chooses by these rows: dev/gpu_check/attention_choice.py writes them into llmc/ops/attention_choice.h."""
+chooses by these rows: dev/gpu_check/attention_choice.py writes them into llmc/ops/attention/attention_choice.h."""
 
 from runner import StepServers
 

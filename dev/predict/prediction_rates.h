@@ -19,7 +19,7 @@ rates (assumptions.h).
 */
 #pragma once
 #include "prediction_types.h"
-#include "../../llmc/ops/attention_choice.h"
+#include "../../llmc/ops/attention/attention_choice.h"
 
 // FLOPs per millisecond of a large matrix product with a weight (OC, IC). FP8 matrices are padded to 16.
 static inline double gemm_rate(const Prediction *p, int IC, int OC, bool fp8) {

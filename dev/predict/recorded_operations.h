@@ -12,7 +12,7 @@ space that nothing dereferences. Sizes of workspaces and copies are those of the
 #ifndef RECORDED_OPS
 #define RECORDED_OPS
 #endif
-#include "../../llmc/ops/attention_sparse_apart.h"
+#include "../../llmc/ops/attention/attention_sparse_apart.h"
 
 static inline void *buffer_alloc(size_t bytes, const char *what);
 static inline void buffer_free(void *p);

@@ -32,7 +32,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
 #include "../cuda/async_copy.cuh"
 #include "../cuda/gemm_plain.cuh"
 #include "../cuda/mma.cuh"
-#include "../ops/fp8.cuh"
+#include "../ops/linear/fp8.cuh"
 
 typedef struct {
     GemmShape shape;       // of one expert; by rows without M, by weights without K. K, lda, ldb: in EXPERT_UNIT

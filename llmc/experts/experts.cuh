@@ -9,8 +9,8 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 */
 #pragma once
 #include "../cuda/counting_sort.cuh"
-#include "../ops/cache.cuh"
-#include "../ops/linear.cuh"
+#include "../ops/attention/cache.cuh"
+#include "../ops/linear/linear.cuh"
 #include "../ops/ops.h"
 #include "expert_gemm.cuh"
 

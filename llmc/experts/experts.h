@@ -11,7 +11,7 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
   source    the experts are the MLP of swiglu.h
 */
 #pragma once
-#include "../ops/linear.h"
+#include "../ops/linear/linear.h"
 #include "../ops/ops.h"
 #include "../ops/vecmath.h"
 

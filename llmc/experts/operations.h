@@ -1,6 +1,6 @@
 /*
 operations.h: the contract of the operations on experts, as llmc/ops/ops.h for the others, and their definitions: the
-CUDA twins with DEVICE_OPS, otherwise the C twins. Routing is in llmc/ops/routing.h.
+CUDA twins with DEVICE_OPS, otherwise the C twins. Routing is in llmc/experts/routing.h.
 */
 #ifndef LLMC_EXPERTS_OPERATIONS_H
 #define LLMC_EXPERTS_OPERATIONS_H

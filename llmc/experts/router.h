@@ -17,7 +17,7 @@ router.h: the router of a mixture of experts.
             bias is on the scale of probabilities, where one rate suits tokens of any logit scale
 */
 #pragma once
-#include "../ops/matmul.h"
+#include "../ops/linear/matmul.h"
 #include "../ops/ops.h"
 #include "../ops/runtime.h"
 

@@ -4,7 +4,7 @@ model_config.h: the architecture of a model, its derived dimensions, and what is
 #pragma once
 #include "../base/common.h"
 #include "../ops/ops.h"
-#include "../ops/routing.h"
+#include "../experts/routing.h"
 #include "../experts/mlp_kinds.h"
 #include "variants.h"
 
@@ -24,7 +24,7 @@ typedef struct {
     int full_every;      // every full_every-th layer has no window; 0: all have it
     bool yoco;           // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
     bool qk_norm;        // RMSNorm of each query and key head, before the rotation
-    int sparse_blocks;   // blocks of keys that a query selects (llmc/ops/sparse.h); 0: it attends to all
+    int sparse_blocks;   // blocks of keys that a query selects (llmc/ops/attention/sparse.h); 0: it attends to all
     int sparse_size;     // positions of a block
     bool router_bias;    // routers add a bias per expert to the probabilities that they select by
     int parametrization; // a Parametrization

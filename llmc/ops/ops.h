@@ -23,7 +23,7 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #include "../base/common.h"
 #include "../cuda/device_peak.h"
 #include "head_groups.h"
-#include "routing.h"
+#include "../experts/routing.h"
 
 #ifdef DEVICE_OPS
 #include "../cuda/device_types.cuh"

@@ -8,7 +8,7 @@ runtime.cuh: start and end of the operations, and the facts about the device: na
 #pragma once
 #include "../cuda/device_peak.h"
 #include "../cuda/gemm.cuh"
-#include "attention.cuh"
+#include "attention/attention.cuh"
 #include "ops.h"
 
 static const size_t CUDA_OWN_BYTES = (size_t)560 << 20; // approximately, on an H100

@@ -1,0 +1,106 @@
+/*
+matmul.h: a linear layer without bias, by a GEMM library.
+
+  forward   y = x weight^T
+  backward  dx = dy weight,   dweight = dy^T x, or with add += dy^T x
+  shapes    x (N,IC), weight (OC,IC), y and dy (N,OC) with row stride ldy >= OC
+  numerics  products and sums in `real`, in an order that the library fixes for a given shape and number of threads;
+            up to MATMUL_FEW_ROWS rows of the forward in an order that depends on the shape alone
+  flops     2 N IC OC forward, twice that backward
+  library   oneDNN for fp32 if the build has it (ONEDNN), since it is faster on the products of training (dev/BENCH.md);
+            CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may select AVX2 kernels on a CPU that is newer than
+            its release, although AVX-512 kernels are twice as fast; environment.h then selects the right kernels.
+*/
+#pragma once
+#include "../ops.h"
+#include "../runtime.h"
+#include "../tile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern char *openblas_get_corename(void) __attribute__((weak)); // missing in other CBLAS libraries
+extern char *openblas_get_config(void) __attribute__((weak));
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ONEDNN
+static const bool matmul_by_onednn = sizeof(real) == sizeof(float);
+#else
+static const bool matmul_by_onednn = false;
+#endif
+
+// C = alpha op(A) op(B) + beta C;  op(A) is M x K, op(B) K x N, C M x N, row-major; must not be called in a parallel
+// region
+static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, int K, real alpha, const real *A, int lda,
+                        const real *B, int ldb, real beta, real *C, int ldc) {
+#ifdef ONEDNN
+    if (sizeof(real) == sizeof(float)) {
+        dnnl_status_t status = dnnl_sgemm(ta == CblasTrans ? 'T' : 'N', tb == CblasTrans ? 'T' : 'N', M, N, K,
+                                          (float)alpha, (const float *)(const void *)A, lda,
+                                          (const float *)(const void *)B, ldb, (float)beta, (float *)(void *)C, ldc);
+        CHECK(status == dnnl_success, "oneDNN failed to multiply %d x %d x %d (status %d): out of memory?", M, N, K,
+              (int)status);
+        return;
+    }
+#endif
+    if (sizeof(real) == sizeof(float))
+        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, (float)alpha, (const float *)(const void *)A, lda,
+                    (const float *)(const void *)B, ldb, (float)beta, (float *)(void *)C, ldc);
+    else
+        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, (double)alpha, (const double *)(const void *)A, lda,
+                    (const double *)(const void *)B, ldb, (double)beta, (double *)(void *)C, ldc);
+}
+
+// 64 MiB of rows are enough for the full speed of the GEMM (dev/BENCH.md).
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
+
+// Few rows, as in generation: the time is that of reading the weight, once for all rows, which a GEMM of tiles does not
+// reach (dev/BENCH.md). IC is a multiple of TILE_LANES.
+enum { MATMUL_FEW_ROWS = 8 };
+static inline void matmul_few_rows(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o += TILE_LANES)
+        for (int n = 0; n < N; n++) {
+            floatX *to = y + (size_t)n * ldy + o;
+            const floatX *a = x + (size_t)n * IC, *w = weight + (size_t)o * IC;
+            if (o + TILE_LANES <= OC) tile_dots(to, a, w, IC, IC);
+            for (int i = 0; i < OC - o && o + TILE_LANES > OC; i++) {
+                real dot = 0;
+#pragma omp simd reduction(+ : dot)
+                for (int c = 0; c < IC; c++) dot += a[c] * w[(size_t)i * IC + c];
+                to[i] = dot;
+            }
+        }
+}
+
+static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+    if (N <= MATMUL_FEW_ROWS && IC % TILE_LANES == 0) matmul_few_rows(y, x, weight, N, IC, OC, ldy);
+    else gemm(CblasNoTrans, CblasTrans, N, OC, IC, 1, x, IC, weight, IC, 0, y, ldy);
+}
+
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy, bool add) {
+    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);         // dx = dy weight
+    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, add ? 1 : 0, dweight, IC); // dweight = dy^T x
+}
+
+// Whether the library needs OPENBLAS_CORETYPE to use AVX-512.
+static inline bool matmul_wants_wide_kernels(void) {
+#if defined(__x86_64__)
+    const char *wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
+    if (matmul_by_onednn || openblas_get_corename == NULL) return false;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
+        return false;
+    for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++)
+        if (strcmp(openblas_get_corename(), wide[i]) == 0) return false;
+    return true;
+#else
+    return false;
+#endif
+}
+
+static const bool matmul_has_choice = true; // of the type of the operands: --gemm
+static const bool matmul_in_bf16 = false;   // the build stores bf16

@@ -1,0 +1,38 @@
+/*
+adamw.h: one step of Adam with decoupled weight decay.
+
+  g = grad_scale * grad                                   grad_scale includes the clipping factor
+  m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+  w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
+  shapes    all (count); step counts from 1
+            master: the weights in `real` if params are narrower; then w is master, and params are w rounded
+  numerics  the scalars are combined in double, the elements computed in `real`
+  traffic   4 in, 3 out per element
+  source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"
+*/
+#pragma once
+#include "../ops.h"
+
+static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
+                                double grad_scale, double lr, double beta1, double beta2, double eps,
+                                double weight_decay, int64_t step) {
+    real correction1 = (real)(1 - pow(beta1, (double)step));
+    real scale = (real)grad_scale, b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1),
+         rest2 = (real)(1 - beta2);
+    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
+    real rate = (real)lr / correction1, keep = (real)(1 - lr * weight_decay), epsilon = (real)eps;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        real g = scale * grads[i];
+        real mi = b1 * m[i] + rest1 * g;
+        real vi = b2 * v[i] + rest2 * g * g;
+        m[i] = mi;
+        v[i] = vi;
+        real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
+        real w = (master ? master[i] : params[i]) * keep - rate * mi / (root * rsqrt_correction2 + epsilon);
+        if (master) master[i] = w;
+        params[i] = w;
+    }
+    fault_point(FAULT_UPDATE, params, count);
+    fault_point(FAULT_MOMENT, m, count);
+}

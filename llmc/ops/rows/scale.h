@@ -1,0 +1,11 @@
+/*
+scale.h: x[:] *= factor. The factor is constant, so the backward is the same operation on the gradient.
+  traffic   1 in, 1 out per element
+*/
+#pragma once
+#include "../ops.h"
+
+static inline void scale_inplace(floatX *x, real factor, size_t count) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) x[i] *= factor;
+}
