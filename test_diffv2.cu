@@ -38,7 +38,7 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 static const Check collectives_check = {"collectives of one rank", check_collectives, "elements"};
 #endif
 
-// Checks of CUDA alone; the cases of operation_table.h follow.
+// Checks of CUDA alone; the cases of tests/operations follow.
 static const Case cuda_cases[] = {
     {&embedding_order_check, {1500, 46, 24}, 0, "fp32 sums in the order of the rows, more and fewer than a warp"},
     {&embedding_order_check, {700, 3, 40}, 0, "rows of several warps, two blocks of columns"},

@@ -11,7 +11,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
   heads, NQ query heads. [] shapes are row-major.
 */
 #include "llmc/base/common.h"
-#include "llmc/ops/all_ops.h"
+#include "llmc/experts/all_operations.h"
 #include "llmc/evaluate/generation_model.h"
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
@@ -935,6 +935,7 @@ static void run_close(Run *run) {
     if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
     model_free(&run->model, true);
     ops_free();
+    attention_close();
     free(run->inputs);
     free(run->targets);
     free(run->starts);

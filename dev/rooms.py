@@ -210,7 +210,7 @@ def untested_operations(root):
         if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):
             continue
         if not re.search(rf"\b{name}\(", tests):
-            yield f"no test calls {name} (tests/operation_catalogue.h)"
+            yield f"no test calls {name} (tests/operations/catalogue.h)"
         bodies = re.findall(rf"\b{name}\([^;{{]*\) {{\s*(.*?)\n}}", cuda, re.S)
         calls = [other for _, other, _ in declared if other != name]
         begun = [b for b in bodies if b.startswith("OPERATION();") or any(f"{other}(" in b for other in calls)]

@@ -11,12 +11,10 @@ cuda_engine.h: compares a CUDA operation with its C twin.
                  poisoned, as is the scratch memory.
   expect         compares with the twin: |got - want| <= rounding to storage + fp32 error (Error). NaN where and only
                  where the twin has NaN, which includes elements that the operation must not write.
-  Pass           a forward or backward of a case of operation_table.h, by these means
+  Pass           a forward or backward of a case of operations/catalogue.h, by these means
 */
 #pragma once
-#include "operation.h"
-
-#include "operation_table.h"
+#include "operations/operation.h"
 
 #include "../llmc/cuda/device_peak.h" // which ops.h includes, in the namespace below for the first time
 
@@ -35,22 +33,29 @@ static inline void buffer_free(void *p) { free(p); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
 #undef DEVICE_OPS
 #define REAL double
-#include "../llmc/experts/operations.h"
-#include "operation_catalogue.h"
+#include "../llmc/experts/all_operations.h"
+#include "operations/catalogue.h"
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
 #ifdef __CUDACC__
 #pragma nv_diag_default 1675
 #endif
-#undef LLMC_ALL_OPS_H
-#undef LLMC_OPS_H
-#undef LLMC_TRAFFIC_H
-#undef LLMC_FP8_H
+#undef LLMC_ALL_OPERATIONS_H
+#undef LLMC_ATTENTION_OPERATIONS_H
+#undef LLMC_ELEMENT_TYPES_H
 #undef LLMC_EXPERTS_OPERATIONS_H
+#undef LLMC_FP8_H
+#undef LLMC_GATES_OPERATIONS_H
+#undef LLMC_LINEAR_OPERATIONS_H
+#undef LLMC_MEASURE_OPERATIONS_H
+#undef LLMC_OPS_H
+#undef LLMC_OPS_RUNTIME_H
+#undef LLMC_OPTIMIZER_OPERATIONS_H
+#undef LLMC_ROWS_OPERATIONS_H
 #undef FP8_SMALLEST
-#include "../llmc/experts/operations.h"
-#include "operation_catalogue.h"
+#include "../llmc/experts/all_operations.h"
+#include "operations/catalogue.h"
 
 static TestRandom test_random;
 enum { WAYS = 5 };
@@ -220,7 +225,7 @@ class Operands {
         once("first");
         if (!SANITIZED) once("second");
 #endif
-        ops_release(); // keeps what cuDNN has answered
+        ops_free(); // keeps what cuDNN has answered
     }
 
     void expect(const Operand &t, Error error) {
@@ -294,7 +299,7 @@ static inline void twin_workspace(size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// The cases of operation_table.h
+// The cases of the catalogue
 
 struct Case;
 struct Check {
@@ -565,21 +570,22 @@ static void check_operation(const Case *row) {
     if (c.fp8) linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
 }
 static const Check *operation_check(int kind) {
-    operation_checks[kind] = {op_kinds[kind].name, check_operation, op_kinds[kind].dims};
+    operation_checks[kind] = {op_kind((OpKindName)kind)->name, check_operation, op_kind((OpKindName)kind)->dims};
     return &operation_checks[kind];
 }
-// The cases of operation_table.h; those with small tensors also at addresses that are no multiple of a pack.
+// The cases of the catalogue; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {
-    for (const OpRow &row : op_cases)
+    const OpRow *row;
+    for (int i = 0; (row = op_row(i)) != NULL; i++)
         for (int kind = 0; kind < OP_KIND_COUNT; kind++) {
-            if (row.engines == C_ONLY || op_cases_of((OpKindName)kind) != row.kind) continue;
+            if (row->engines == C_ONLY || op_cases_of((OpKindName)kind) != row->kind) continue;
             OpCase layout;
-            op_describe(&layout, (OpKindName)kind, row.d);
+            op_describe(&layout, (OpKindName)kind, row->d);
             size_t most = kind == OP_SINK ? 80000 : kind == OP_EXPERT_LINEAR_FP8 ? 4000 : 10000;
             bool small = layout.y->count <= most && layout.a.T <= 20;
             for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
-                table.push_back({operation_check(kind), {}, shift, row.why});
-                std::copy(std::begin(row.d), std::end(row.d), table.back().n);
+                table.push_back({operation_check(kind), {}, shift, row->why});
+                std::copy(std::begin(row->d), std::end(row->d), table.back().n);
             }
         }
 }

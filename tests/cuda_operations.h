@@ -1,5 +1,5 @@
 /*
-cuda_operations.h: checks of CUDA operations that operation_catalogue.h does not describe. A check reads the dimensions
+cuda_operations.h: checks of CUDA operations that operations/catalogue.h does not describe. A check reads the dimensions
 of its case, n[0], n[1], ..., in the order of the names in its Check.
 */
 #pragma once

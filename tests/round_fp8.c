@@ -5,7 +5,7 @@ round_fp8.c: the rounding and the scales of FP8 as a filter, for tests/fp8_test.
                                                  of the matrix functions, stored as fp32 and stored as bf16
   round_fp8 e4m3|e5m2 scales < MAX > SCALES      fp32 maxima; SCALES of each: its multiplier and its scale
 */
-#include "../llmc/ops/all_ops.h"
+#include "../llmc/experts/all_operations.h"
 
 int main(int argc, char **argv) {
     if (argc != 3 || (strcmp(argv[1], "e4m3") != 0 && strcmp(argv[1], "e5m2") != 0)) {

@@ -5,7 +5,7 @@ the arguments of test_main.h. Tests of what ends a program start this one with -
 #include "small_sizes.h"
 #define PLANNED_FAULTS
 #include "../llmc/base/dtype.h"
-#include "../llmc/ops/all_ops.h"
+#include "../llmc/experts/all_operations.h"
 #include "../llmc/options/environment.h"
 #include "planned_faults.h"
 #include "test_main.h"

@@ -280,7 +280,7 @@ class KernelOperation {
         char shape[180];
         operation_describe(&o, &size, backward);
         if (!o.measured) return;
-        op_shape_text(shape, sizeof(shape), op_kinds[size.kind].dims, size.d, " ");
+        op_shape_text(shape, sizeof(shape), op_kind(size.kind)->dims, size.d, " ");
         k = kernel_case(o.name, (double)o.cost.bytes, o.cost.flops, "%s%s%s%s", size.what, *size.what ? ": " : "",
                         shape, note);
         k.fp8 = c.fp8;

@@ -137,7 +137,7 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);
 #ifdef DEVICE_OPS
-    ops_release(); // the next model needs the memory
+    ops_free(); // the next model needs the memory
 #endif
     free(b->tokens);
     free(b->starts);

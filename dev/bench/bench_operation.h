@@ -1,10 +1,9 @@
 /*
-bench_operation.h: a call of an operation of tests/operation_catalogue.h at the shapes of a model, without its tensors.
+bench_operation.h: a call of an operation of tests/operations/catalogue.h at the shapes of a model, without its tensors.
 Included after bench_model.h.
 */
 #pragma once
-#include "../../tests/operation_catalogue.h"
-#include "../../tests/operation_sizes.h"
+#include "../../tests/operations/catalogue.h"
 
 static OpModel op_model_of(const Model *model, int B, int T) {
     const ModelConfig *c = &model->plan.config;

@@ -3,7 +3,7 @@ fuzz_config.c: config_json_read with a damaged config.json. An accepted model mu
 its tensors listed; writing it as config.json and reading that gives the same model.
 */
 #include "fuzz.h"
-#include "../../llmc/ops/all_ops.h"
+#include "../../llmc/experts/all_operations.h"
 #include "../../llmc/model/config_json.h"
 #include "../../llmc/model/tensors.h"
 

@@ -7,7 +7,7 @@ Two of three mutations repair the length of the header; otherwise the reader rej
 */
 #include "fuzz.h"
 #define SAFETENSORS_STAGING 64
-#include "../../llmc/ops/all_ops.h"
+#include "../../llmc/experts/all_operations.h"
 #include "../../llmc/checkpoint/checkpoint_tensors.h"
 
 const char fuzz_file[] = "model.safetensors";

@@ -1,5 +1,5 @@
 """Cases of the part `correctness`: CUDA operations against their C twins; and the part `sanitizer`: small cases under
-compute-sanitizer. The test program chooses the entries of tests/operation_catalogue.h by words."""
+compute-sanitizer. The test program chooses the entries of tests/operations/catalogue.h by words."""
 
 import os
 import re

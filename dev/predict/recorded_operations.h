@@ -1,6 +1,6 @@
 /*
 recorded_operations.h: the third twin of the operations that a training step calls: each records its FLOPs, bytes
-(traffic.h) and predicted time on a GPU instead of computing. predict_diffv2.c includes the trainer with them, so that
+(the contracts of llmc/ops) and predicted time on a GPU instead of computing. predict_diffv2.c includes the trainer with them, so that
 the trainer's calls are the prediction's list of operations. Nothing is allocated: pointers are places in an address
 space that nothing dereferences. Sizes of workspaces and copies are those of the CUDA twins.
 
@@ -12,6 +12,7 @@ space that nothing dereferences. Sizes of workspaces and copies are those of the
 #ifndef RECORDED_OPS
 #define RECORDED_OPS
 #endif
+#include "../../llmc/experts/all_operations.h"
 #include "../../llmc/ops/attention/attention_sparse_apart.h"
 
 static inline void *buffer_alloc(size_t bytes, const char *what);

@@ -2,7 +2,7 @@
 comm_state.h: what the backends of comm.h share: this process's place among the ranks.
 */
 #pragma once
-#include "../ops/ops.h"
+#include "../base/element_types.h"
 #include "watchdog.h"
 
 static struct {

@@ -11,7 +11,7 @@ device.cuh: the device of this process: its stream, errors, buffers and scratch 
                     share both.
 */
 #pragma once
-#include "device_types.cuh"
+#include "../base/element_types.h"
 #include "launch.cuh"
 
 // Set when the program ends and aborts the collectives of this device. A thread that waited for a collective would

@@ -19,7 +19,7 @@ defines GemmHandles, its own description of a shape, and these functions:
         multiples of 16, addresses and rows of 16 bytes (cuBLAS documentation, "cublasLtMatmul").
 */
 #pragma once
-#include "device_types.cuh"
+#include "../base/element_types.h"
 #include <stdint.h>
 
 typedef struct {

@@ -162,6 +162,11 @@ static __device__ inline unsigned row_index(int lanes) {
     return blockIdx.x * (unsigned)(ROW_THREADS >> shift) + (threadIdx.x >> shift);
 }
 static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
+// to = from, `width` elements, by neighbouring lanes
+template <int W> static __device__ inline void copy_row(floatX *to, const floatX *from, int width, int lanes) {
+    for (int i = row_lane(lanes) * W; i < width; i += lanes * W)
+        *(Stored<W> *)(void *)(to + i) = *(const Stored<W> *)(const void *)(from + i);
+}
 
 // Heads: rows of at most HEAD_WIDEST elements, which their lanes keep in registers, PACKS packs each: pack p of a lane
 // is the pack lane + p lanes of the head. Calls launch(W, PACKS, lanes) with the first two as types of constants.

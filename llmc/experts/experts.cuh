@@ -9,7 +9,6 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 */
 #pragma once
 #include "../cuda/counting_sort.cuh"
-#include "../ops/attention/cache.cuh"
 #include "../ops/linear/linear.cuh"
 #include "../ops/ops.h"
 #include "expert_gemm.cuh"
@@ -51,7 +50,7 @@ static __global__ void expert_gather_kernel(int lanes, floatX *y, const floatX *
                                             int C) {
     unsigned p = row_index(lanes);
     if (p >= (unsigned)R) return;
-    cache_copy<W>(y + p * (size_t)C, x + (size_t)(entries[p] / K) * C, C, lanes);
+    copy_row<W>(y + p * (size_t)C, x + (size_t)(entries[p] / K) * C, C, lanes);
 }
 static inline void expert_gather(floatX *y, const floatX *x, const int *entries, Routing r) {
     OPERATION();

@@ -1,10 +1,11 @@
 /*
-operations.h: the contract of the operations on experts, as llmc/ops/ops.h for the others, and their definitions: the
-CUDA twins with DEVICE_OPS, otherwise the C twins. Routing is in llmc/experts/routing.h.
+operations.h: the operations on experts (llmc/ops/ops.h says what a contract is): R = N K rows pass experts.
 */
 #ifndef LLMC_EXPERTS_OPERATIONS_H
 #define LLMC_EXPERTS_OPERATIONS_H
-#include "../ops/all_ops.h"
+#include "../ops/gates/operations.h"
+#include "../ops/linear/operations.h"
+#include "routing.h"
 
 // A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the
 // largest softmax(logits) + bias; the first of equal ones.
@@ -56,11 +57,71 @@ static inline void expert_linear_backward(floatX *dx, Activation dy, Activation 
 static inline void expert_linear_copy_weights(const ExpertLinear *w); // as linear_copy_weight, each with its own scale
 static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC); // as that of a linear layer
 
-#ifdef DEVICE_OPS
-#include "experts.cuh"
-#include "router.cuh"
-#elif !defined RECORDED_OPS
-#include "experts.h"
-#include "router.h"
+// Rows grouped by expert have their codes in place. In the transposed codes the columns of an expert begin at a
+// multiple of 16, with zeros up to the next: codes (columns, expert_code_columns).
+static inline size_t expert_code_columns(int R, int E) { return fp8_padded(R) + (size_t)E * FP8_ALIGN; }
+static inline size_t expert_codes_bytes(int R, int E, int columns, bool codes, bool transposed) {
+    size_t rows = (codes ? fp8_padded(R) : 0) + (transposed ? expert_code_columns(R, E) : 0);
+    return FP8_HEADER + rows * fp8_padded(columns);
+}
+static inline size_t expert_fp8_workspace_bytes(int R, int E, int IC, int OC) { // of the backward, the larger one
+    return expert_codes_bytes(R, E, IC, false, true) + expert_codes_bytes(R, E, OC, true, true);
+}
+
+// Experts with at least one of N tokens, if all are equally likely.
+static inline double experts_used(Routing r) { return r.E * (1 - pow(1 - (double)r.K / r.E, r.N)); }
+static inline size_t router_choices_bytes(Routing r) { // experts, weights and lse of all tokens
+    return (size_t)r.N * ((size_t)r.K * (sizeof(int) + FP32_BYTES) + FP32_BYTES);
+}
+static inline size_t router_product_bytes(Routing r) { // of the logits, without the logits
+    return ((size_t)r.N + (size_t)r.E) * (size_t)r.C * FLOATX_BYTES;
+}
+static inline size_t router_forward_bytes(Routing r) {
+    return router_product_bytes(r) + 2 * (size_t)r.N * (size_t)r.E * FP32_BYTES + router_choices_bytes(r);
+}
+// dx is added to; add: dweight is, too
+static inline size_t router_backward_bytes(Routing r, bool add) {
+    size_t N = (size_t)r.N, C = (size_t)r.C, E = (size_t)r.E;
+    size_t dlogits = N * E * (FP32_BYTES + FLOATX_BYTES) + N * (size_t)r.K * FP32_BYTES + router_choices_bytes(r);
+    size_t to_input = (N * E + E * C + 2 * N * C) * FLOATX_BYTES;
+    return dlogits + to_input + N * (E + C) * FLOATX_BYTES + (add ? 2 : 1) * E * C * FP32_BYTES;
+}
+static inline size_t router_totals_bytes(Routing r) {
+    return (size_t)r.N * ((size_t)r.E + 1) * FP32_BYTES + ((size_t)r.E + 1) * sizeof(int);
+}
+// Of `count` biases of E; master: with unrounded ones
+static inline size_t router_balance_bytes(size_t E, size_t count, bool master) {
+    return E * FP32_BYTES + count * (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES);
+}
+// Choices that a warp groups: so many that the counts of all warps fit the scratch memory with 1024 experts.
+#ifndef EXPERT_GROUP_WARPS
+#define EXPERT_GROUP_WARPS 256
 #endif
+static inline size_t expert_group_rows(Routing r) {
+    const size_t warps = EXPERT_GROUP_WARPS, lanes = 32;
+    return round_up(((size_t)r.N * (size_t)r.K + warps - 1) / warps, lanes);
+}
+static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
+static inline size_t expert_gather_bytes(Routing r) {
+    return (size_t)r.N * (size_t)r.C * ((size_t)r.K + 1) * FLOATX_BYTES + (size_t)r.N * (size_t)r.K * sizeof(int);
+}
+static inline size_t expert_combine_bytes(Routing r, bool add) {
+    return expert_gather_bytes(r) + (add ? (size_t)r.N * (size_t)r.C * FLOATX_BYTES : 0);
+}
+// As swiglu, and the weight and the entry of each row, in the backward also the gradient of the weight.
+static inline size_t expert_swiglu_forward_bytes(size_t R, size_t F) {
+    return swiglu_forward_bytes(R, F) + R * (sizeof(int) + FP32_BYTES);
+}
+static inline size_t expert_swiglu_backward_bytes(size_t R, size_t F) {
+    return swiglu_backward_bytes(R, F) + R * (sizeof(int) + 2 * FP32_BYTES);
+}
+// Of operands of `size` bytes: FLOATX_BYTES, or 1 in FP8. Also those of dx, with IC and OC exchanged. A weight is read
+// if its expert has a row.
+static inline double expert_linear_forward_bytes(Routing r, size_t IC, size_t OC, size_t size) {
+    return (double)r.N * r.K * (double)(IC * size + OC * FLOATX_BYTES) + experts_used(r) * (double)(OC * IC * size);
+}
+// All gradients are written: zeros for an expert without rows.
+static inline double expert_linear_dweight_bytes(Routing r, size_t IC, size_t OC, size_t size, bool add) {
+    return (double)r.N * r.K * (double)((IC + OC) * size) + (add ? 2.0 : 1.0) * r.E * (double)(OC * IC) * FP32_BYTES;
+}
 #endif

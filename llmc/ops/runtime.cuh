@@ -8,12 +8,11 @@ runtime.cuh: start and end of the operations, and the facts about the device: na
 #pragma once
 #include "../cuda/device_peak.h"
 #include "../cuda/gemm.cuh"
-#include "attention/attention.cuh"
 #include "ops.h"
 
 static const size_t CUDA_OWN_BYTES = (size_t)560 << 20; // approximately, on an H100
 
-static inline void ops_release(void) {
+static inline void ops_free(void) {
     buffer_free(device.workspace);
     buffer_free(device.scratch);
     device.workspace = device.scratch = NULL;
@@ -21,13 +20,8 @@ static inline void ops_release(void) {
     gemm_stop();
 }
 
-static inline void ops_free(void) {
-    ops_release();
-    attention_close();
-}
-
 static inline void ops_init(size_t workspace_bytes) {
-    ops_release(); // keeps attention's plans, which are made before their workspace
+    ops_free();
     device.workspace = (char *)buffer_alloc(workspace_bytes, "the operations' workspace");
     device.workspace_bytes = workspace_bytes;
     device.scratch = (char *)buffer_alloc(SCRATCH_BYTES, "the operations' partial sums");

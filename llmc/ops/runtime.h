@@ -1,12 +1,36 @@
 /*
-runtime.h: the workspace of the CPU operations, and the facts about the device.
+runtime.h: start and end of the operations, their workspace, and the facts about the device.
 
 Operations run one after another, so they share one block of memory: the trainer takes the maximum of
 NAME_workspace_bytes over the operations and passes it to ops_init before the first step.
 */
-#pragma once
+#ifndef LLMC_OPS_RUNTIME_H
+#define LLMC_OPS_RUNTIME_H
+#include "../cuda/device_peak.h"
 #include "ops.h"
 
+// Called before the first operation; allocates the workspace that the operations share, the maximum of
+// *_workspace_bytes.
+static inline void ops_init(size_t workspace_bytes);
+static inline void ops_free(void);
+// Waits for all operations called so far. On a device they run asynchronously.
+static inline void ops_wait(void);
+
+// Facts for run.json, --dry-run and messages: descriptions of the device and its driver; false on the CPU.
+static inline bool ops_device(char *device, char *driver, size_t size);
+// The rates of a bf16 build's device; NULL: a CPU, an fp32 build or a device that is not listed, to be measured.
+static inline const DevicePeak *ops_rated(void);
+
+// Lists the memory of operations and their libraries besides the program's buffers; returns the number of parts.
+static inline int ops_memory_parts(MemoryPart *parts);
+
+// ops_use_host_memory: a constant, true if buffers are in host memory.
+// The memory of the device; false on the CPU, or if there is no device.
+static inline bool ops_memory(DeviceMemory *m);
+
+#ifdef DEVICE_OPS
+#include "runtime.cuh"
+#elif !defined RECORDED_OPS
 static struct {
     void *memory;
     size_t bytes;
@@ -50,3 +74,5 @@ static inline real *ops_workspace_take(size_t bytes) {
     assert(ops_workspace.memory != NULL && bytes <= ops_workspace.bytes);
     return (real *)ops_workspace.memory;
 }
+#endif
+#endif

@@ -22,7 +22,7 @@ Control".
 */
 #pragma once
 #include "../base/json.h"
-#include "../ops/all_ops.h"
+#include "../experts/all_operations.h"
 #include <strings.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>

@@ -8,7 +8,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../text/prompts.h"
 #include "../base/host.h"
 #include "../model/tensors.h"
-#include "../ops/all_ops.h"
+#include "../experts/all_operations.h"
 #include "modes.h"
 
 // Number of ranks of the run: those running, or --ranks.

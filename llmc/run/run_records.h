@@ -3,7 +3,7 @@ run_records.h: what a training run reports: records of log.jsonl, lines of stdou
 takes plain data; a closed Log writes nothing. docs/formats.md describes the records.
 */
 #pragma once
-#include "../ops/all_ops.h"
+#include "../experts/all_operations.h"
 #include "../log/logger.h"
 #include "../options/options_table.h"
 #include "../log/progress.h"

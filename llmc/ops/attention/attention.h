@@ -119,6 +119,7 @@ static inline const char *attention_backend(void) { return NULL; }
 static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 static inline size_t attention_deterministic_bytes(void) { return 0; }
+static inline void attention_close(void) {}
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);

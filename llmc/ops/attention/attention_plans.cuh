@@ -29,7 +29,7 @@ attention_warning prints the reason and the remedy.
 #include "attention_choice.h"
 #include "attention_probe.cuh"
 #include "../ops.h"
-#include "../traffic.h"
+#include "operations.h"
 
 enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2 };
 

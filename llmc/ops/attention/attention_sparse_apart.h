@@ -5,7 +5,7 @@ two operations (attention_sparse.cuh, dev/predict/recorded_operations.h).
   workspace  rowsum(dO O); counts and starts of the blocks, the rows of each
 */
 #pragma once
-#include "../traffic.h"
+#include "operations.h"
 
 static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host

@@ -8,12 +8,6 @@ cache.cuh: rows of the key/value cache of a layer. Equations in cache.h; attenti
 #include "../../cuda/kernel_utils.cuh"
 #include "../ops.h"
 
-// to = from, `width` elements, by neighbouring lanes
-template <int W> static __device__ inline void cache_copy(floatX *to, const floatX *from, int width, int lanes) {
-    for (int i = row_lane(lanes) * W; i < width; i += lanes * W)
-        *(Stored<W> *)(void *)(to + i) = *(const Stored<W> *)(const void *)(from + i);
-}
-
 template <int W>
 static __global__ void cache_store_kernel(int lanes, floatX *cache, const floatX *rows, const int *first, int B, int T,
                                           int capacity, int width, int ld) {
@@ -21,7 +15,7 @@ static __global__ void cache_store_kernel(int lanes, floatX *cache, const floatX
     int b = (int)n / T, t = (int)n % T;
     if (b >= B || t + capacity < T) return; // a later row has the same place
     floatX *to = cache + ((size_t)b * capacity + ((first ? first[b] : 0) + t) % capacity) * width;
-    cache_copy<W>(to, rows + n * (size_t)ld, width, lanes);
+    copy_row<W>(to, rows + n * (size_t)ld, width, lanes);
 }
 
 static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
@@ -37,7 +31,7 @@ static __global__ void cache_load_kernel(int lanes, floatX *rows, const floatX *
     unsigned n = row_index(lanes);
     if (n >= (unsigned)count) return;
     const floatX *from = cache + ((unsigned)first + n) % (unsigned)capacity * (size_t)width;
-    cache_copy<W>(rows + n * (size_t)width, from, width, lanes);
+    copy_row<W>(rows + n * (size_t)width, from, width, lanes);
 }
 
 static inline void cache_load(floatX *rows, const floatX *cache, int first, int count, int capacity, int width) {

@@ -14,7 +14,7 @@ twins round to the same bits.
 #include "../../cuda/kernel_utils.cuh"
 #include "../absmax.cuh"
 #include "fp8.h"
-#include "../traffic.h"
+#include "operations.h"
 #include <cuda_fp8.h>
 
 enum { FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multiprocessor, at least

@@ -16,7 +16,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
 #pragma once
 #include "fp8.cuh"
 #include "matmul.cuh"
-#include "../traffic.h"
+#include "operations.h"
 
 static inline bool linear_native(void) { return true; }
 static GemmType linear_type;

@@ -1,11 +1,10 @@
 /*
-stats.h: statistics of a layer's activations and of an update, for the log.
+stats.h: statistics of a layer's activations, for the log.
 
   lambda      mean of s[n,h] = sigmoid(l[n,h]), or l[n,h] itself, over rows and heads
   rms         sqrt(mean_i(x[n,h,i]^2)) of each row and head: the mean. Of the attention output this is the "context RMS"
               of the DIFF V2 report
   magnitude   max |x|
-  update      sum of u^2, u = lr m^ / (sqrt(v^) + eps): the change of w without the weight decay (equations in adamw.h)
   attention   on sampled query rows (b,t), from q, k and lse, the softmax statistics that the forward kept:
               S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  E = A1 - s A2, or A with one map,  j = 0 .. t
               first_effective  mean of |E[0]| / sum_j |E[j]| over rows and heads.
@@ -19,11 +18,9 @@ stats.h: statistics of a layer's activations and of an update, for the log.
   shapes      l (N,NH) with row stride ldl; x (N,heads,D) with row stride ld, or (N,C); q, k as for attention_forward
               with key set 0 first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set
               (B, NQ/key_sets, T)
-  numerics    products q.k and elements of an update in `real`, all else in double, the largest magnitude rounded to
-              fp32. Work is divided into a fixed number of parts, so results do not depend on the number of threads. NaN
-              gives NaN.
-  traffic     lambda N NH in, rms rows D in, magnitude N C in, update 3 in per element, attention per sampled row the
-              keys before it
+  numerics    products q.k in `real`, all else in double, the largest magnitude rounded to fp32. Sums are those of
+              parts.h. NaN gives NaN.
+  traffic     lambda N NH in, rms rows D in, magnitude N C in, attention per sampled row the keys before it
   source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest activation: Sun et al.
               2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
 */
@@ -33,16 +30,9 @@ stats.h: statistics of a layer's activations and of an update, for the log.
 #include "../ops.h"
 #include "../runtime.h"
 #include "../vecmath.h"
+#include "parts.h"
 
-enum { STATS_PARTS = 64, ATTENTION_STATS_ROWS = 64 };
-
-// Where part p of `count` elements begins.
-static inline size_t part_begin(size_t count, int p) { return count * p / STATS_PARTS; }
-static inline double parts_sum(const double *parts) {
-    double sum = 0;
-    for (int p = 0; p < STATS_PARTS; p++) sum += parts[p];
-    return sum;
-}
+enum { ATTENTION_STATS_ROWS = 64 };
 
 static inline double lambda_mean(const floatX *l, int N, int NH, int ldl, Factor factor) {
     double parts[STATS_PARTS];
@@ -78,27 +68,6 @@ static inline double magnitude_max(const floatX *x, int N, int C) {
     absmax_update(activation(x, &bits), N, C, C);
     memcpy(&largest, &bits, sizeof(largest));
     return (double)largest;
-}
-
-static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
-                                    double lr, double beta1, double beta2, double eps, int64_t step) {
-    double parts[STATS_PARTS];
-    real rate = (real)lr / (real)(1 - pow(beta1, (double)step)), scale = (real)grad_scale;
-    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
-    real b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1), rest2 = (real)(1 - beta2);
-#pragma omp parallel for schedule(static)
-    for (int p = 0; p < STATS_PARTS; p++) {
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (size_t i = part_begin(count, p); i < part_begin(count, p + 1); i++) {
-            real g = scale * grads[i], mi = b1 * m[i] + rest1 * g, vi = b2 * v[i] + rest2 * g * g;
-            real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
-            double u = (double)(rate * mi / (root * rsqrt_correction2 + (real)eps));
-            sum += u * u;
-        }
-        parts[p] = sum;
-    }
-    return parts_sum(parts);
 }
 
 static inline int attention_stats_rows(int B, int T) {

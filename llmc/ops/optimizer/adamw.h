@@ -7,10 +7,13 @@ adamw.h: one step of Adam with decoupled weight decay.
   shapes    all (count); step counts from 1
             master: the weights in `real` if params are narrower; then w is master, and params are w rounded
   numerics  the scalars are combined in double, the elements computed in `real`
-  traffic   4 in, 3 out per element
+  update    update_squares: the sum of u^2, u = lr m^ / (sqrt(v^) + eps): the change of w without the weight decay.
+            Elements in `real`, the sum that of parts.h
+  traffic   4 in, 3 out per element; update_squares 3 in
   source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"
 */
 #pragma once
+#include "../measure/parts.h"
 #include "../ops.h"
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
@@ -35,4 +38,25 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
     }
     fault_point(FAULT_UPDATE, params, count);
     fault_point(FAULT_MOMENT, m, count);
+}
+
+static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
+                                    double lr, double beta1, double beta2, double eps, int64_t step) {
+    double parts[STATS_PARTS];
+    real rate = (real)lr / (real)(1 - pow(beta1, (double)step)), scale = (real)grad_scale;
+    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
+    real b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1), rest2 = (real)(1 - beta2);
+#pragma omp parallel for schedule(static)
+    for (int p = 0; p < STATS_PARTS; p++) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = part_begin(count, p); i < part_begin(count, p + 1); i++) {
+            real g = scale * grads[i], mi = b1 * m[i] + rest1 * g, vi = b2 * v[i] + rest2 * g * g;
+            real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
+            double u = (double)(rate * mi / (root * rsqrt_correction2 + (real)eps));
+            sum += u * u;
+        }
+        parts[p] = sum;
+    }
+    return parts_sum(parts);
 }

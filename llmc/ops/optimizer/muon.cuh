@@ -12,7 +12,7 @@ muon.cuh: Muon and NorMuon. Equations in muon.h.
 #include "../../cuda/gemm.cuh"
 #include "../../cuda/kernel_utils.cuh"
 #include "../ops.h"
-#include "../traffic.h"
+#include "operations.h"
 
 template <int W>
 static __global__ void muon_direction_kernel(size_t begin, size_t end, floatX *direction, real *m, const grad_t *grads,

@@ -1,10 +1,10 @@
 /*
-operation_muon.h: what the cases of operation_table.h do not show of Muon: singular values, matrices without a
+muon.h: what the cases of the catalogue do not show of Muon: singular values, matrices without a
 direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
 */
 #pragma once
-#include "operation_engine.h"
-#include "../llmc/checkpoint/safetensors.h"
+#include "engine.h"
+#include "../../llmc/checkpoint/safetensors.h"
 
 static void muon_run(real *out, real *second, const real *x, int rows, int columns) {
     if (ops_workspace.bytes < muon_workspace_bytes(rows, columns)) ops_init(muon_workspace_bytes(rows, columns));

@@ -1,11 +1,11 @@
 /*
-operation.h: the types of the catalogue of operations (operation_catalogue.h): a case of an operation and its tensors.
+operation.h: the types of the catalogue of operations (catalogue.h): a case of an operation and its tensors.
 */
 #pragma once
-#include "../llmc/experts/mlp_kinds.h"
-#include "../llmc/model/variants.h"
-#include "../llmc/experts/routing.h"
-#include "harness.h"
+#include "../../llmc/experts/mlp_kinds.h"
+#include "../../llmc/model/variants.h"
+#include "../../llmc/experts/routing.h"
+#include "../harness.h"
 
 enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5 };
 #define OP_EPS 1e-5      // of rmsnorm
@@ -46,7 +46,7 @@ typedef struct {
     double rounded_terms; // besides error, in roundings to storage: terms of a sum that CUDA rounds
     bool error_grows;     // with the largest value of the tensor
     void *data;           // of the implementation under test
-    double *ref;          // operation_engine.h: input or output of the definition
+    double *ref;          // engine.h: input or output of the definition
 } OpTensor;
 
 typedef enum {
@@ -135,7 +135,7 @@ typedef struct {
 #define OP_OPERAND_X activation(OP_X(0), c->operand_max[0])
 #define OP_OPERAND_DY activation(OP_DY, c->operand_max[1])
 
-// What one call moves and computes (llmc/ops/traffic.h), and the workspace that it asks for. 0: not stated, or none.
+// What one call moves and computes (as the contracts in llmc/ops state), and the workspace that it asks for. 0: not stated, or none.
 typedef struct {
     size_t bytes;
     double flops;
@@ -160,12 +160,48 @@ static const AdamwNumbers adamw_numbers[] = {
 
 // An operation of the catalogue.
 typedef struct {
+    OpKindName kind;
     const char *name, *dims;
     void (*setup)(OpCase *);     // sets the views, and all other fields that are not zero, from the dimensions
     void (*reference)(OpCase *); // the definition, in double
     void (*call)(const OpCase *), (*call_backward)(const OpCase *); // NULL: there is no backward
     OpCost (*cost)(const OpCase *, bool backward);                  // NULL: not stated
 } OpKind;
+
+#define OP_FORWARD(name) name##_setup, name##_reference, name##_call, NULL
+#define OP_BOTH_WAYS(name) name##_setup, name##_reference, name##_call, name##_call_backward
+#define OP_COUNT(list) (int)(sizeof(list) / sizeof(list[0]))
+
+// One engine only: the shape is too slow in the other, or means nothing there.
+typedef enum { BOTH, C_ONLY, CUDA_ONLY } OpEngines;
+typedef struct {
+    OpKindName kind;
+    int d[OP_DIMS]; // in the order of OpKind.dims
+    OpEngines engines;
+    const char *why;
+} OpRow;
+
+// The operation whose cases are those of `kind`: the operations of a router, and of its experts, have the same ones.
+static inline OpKindName op_cases_of(OpKindName kind) {
+    bool grouped = kind == OP_EXPERT_GATHER || kind == OP_EXPERT_SWIGLU || kind == OP_EXPERT_LINEAR;
+    return grouped ? OP_EXPERT_GROUP : kind == OP_ROUTER_TOTALS ? OP_ROUTER : kind;
+}
+
+// A model and a micro-batch. The fused rows [q | k | v | lambda] have the row stride ld.
+typedef struct {
+    int B, T, L, C, F, NH, NKV, D, V, Vw, Vp; // Vw: rows of the LM head that are computed
+    int NQ, QD, rotated, width, ld;           // query heads, their width, the heads that rope rotates, a fused row
+    int E, K, FE;                             // experts, 0: none
+    int logit_rows, update_rows;              // rows of logits at a time; of width C that one update changes
+} OpModel;
+
+typedef struct {
+    OpKindName kind;
+    const char *what; // which of several shapes; empty: the only one
+    int d[OP_DIMS];
+    double calls[2]; // in a step: forward, backward; 0: in no step of diff_v2; -1: it is that of another row
+} OpSize;
+enum { OP_SIZES = 36 };
 
 // The names and values of the dimensions.
 static inline void op_shape_text(char *text, size_t size, const char *dims, const int *d, const char *joined) {

@@ -1,5 +1,5 @@
 /*
-operation_traffic.h: the bytes that traffic.h states for an operation are those of its tensors in the catalogue, at the
+traffic.h: the bytes that the contracts in llmc state for an operation are those of its tensors in the catalogue, at the
 shapes of a model.
 
 A forward reads its inputs and the index, and writes its outputs; a backward reads the inputs, dy and the outputs but
@@ -7,8 +7,7 @@ the first, and writes the gradients. What is added to is read and written. traff
 reason. Both may leave out 1%: vectors of parameters and statistics of rows.
 */
 #pragma once
-#include "operation_engine.h"
-#include "operation_sizes.h"
+#include "engine.h"
 
 // How often an operation reads or writes each tensor.
 typedef struct {
@@ -106,8 +105,8 @@ static void expect_traffic(const OpSize *s, bool backward) {
         sum += traffic_bytes(&c.x[i], t.x[i]) + traffic_bytes(&c.y[i], t.y[i]) + traffic_bytes(&c.dx[i], t.dx[i]);
     }
     sum += traffic_bytes(&c.y[0], t.dy);
-    EXPECT(fabs(stated / sum - 1) <= 0.01, "%s %s: traffic.h states %.4g bytes, the tensors have %.4g", name, s->what,
-           stated, sum);
+    EXPECT(fabs(stated / sum - 1) <= 0.01, "%s %s: the contract states %.4g bytes, the tensors have %.4g", name,
+           s->what, stated, sum);
     free(c.index);
 }
 

@@ -1,5 +1,5 @@
 /*
-operation_experts.h: the operations of a mixture of experts, a part of operation_catalogue.h. N tokens, R = N*K rows.
+experts.h: the operations of a mixture of experts; N tokens, R = N*K rows: a case file of operations/catalogue.h.
 */
 
 // --- router: x (N,C), weight (E,C), bias (E) or none, loads (E); y[0] weights (N,K), y[1] logits (N,E), y[2] lse (N),
@@ -297,4 +297,73 @@ static OpCost expert_linear_cost(const OpCase *c, bool backward) {
            flops = matmul_forward_flops(expert_rows(c), C, OC);
     return op_cost((size_t)(forward + (backward ? dweight : 0)), backward ? 2 * flops : flops,
                    expert_linear_workspace_bytes(c->d[0], expert_rows(c), c->d[2], C, OC));
+}
+
+// --- cases ---
+
+static const OpKind experts_kinds[] = {
+    {OP_ROUTER, "router", "N C E K losses bias add", OP_BOTH_WAYS(router), router_cost},
+    {OP_ROUTER_TOTALS, "router_totals", "N C E K", OP_FORWARD(router_totals), router_totals_cost},
+    {OP_ROUTER_BALANCE, "router_balance", "E begin master", OP_FORWARD(router_balance), router_balance_cost},
+    {OP_EXPERT_GROUP, "expert_group", "N C E K F skew", OP_FORWARD(expert_group), expert_group_cost},
+    {OP_EXPERT_GATHER, "expert_gather", "N C E K F skew add", OP_BOTH_WAYS(expert_gather), expert_gather_cost},
+    {OP_EXPERT_SWIGLU, "expert_swiglu", "N C E K F skew", OP_BOTH_WAYS(expert_swiglu), expert_swiglu_cost},
+    {OP_EXPERT_LINEAR, "expert_linear", "N IC E K OC/2 skew add", OP_BOTH_WAYS(expert_linear), expert_linear_cost},
+    {OP_EXPERT_LINEAR_FP8, "expert_linear in fp8", "N IC E K OC skew", expert_linear_fp8_setup, NULL,
+     expert_linear_call, expert_linear_call_backward, expert_linear_cost},
+};
+static const OpRow experts_cases[] = {
+    {OP_ROUTER, {1, 8, 1, 1, 0, 0}, BOTH, "one expert"},
+    {OP_ROUTER, {7, 16, 4, 2, 0, 0}, BOTH, "equal logits: the first experts"},
+    {OP_ROUTER, {37, 24, 8, 8, 1, 1}, BOTH, "all experts"},
+    {OP_ROUTER, {13, 40, 70, 8, 1, 1, 1}, BOTH, "more experts than lanes, not evenly"},
+    {OP_ROUTER, {300, 8, 5, 3, 1, 0}, BOTH, "more rows than threads; an odd number of experts"},
+    {OP_ROUTER, {65, 16, 12, 3, 0, 1, 1}, BOTH, "a bias, equal logits"},
+    {OP_ROUTER, {9, 16, 40, 3, 2, 0}, CUDA_ONLY, "NaN comes first"},
+
+    {OP_ROUTER_BALANCE, {1, 0, 0}, BOTH, "one expert: the mean"},
+    {OP_ROUTER_BALANCE, {5, 1, 1}, BOTH, "a part of an odd number, master weights"},
+    {OP_ROUTER_BALANCE, {12, 4, 0}, BOTH, "a part"},
+    {OP_ROUTER_BALANCE, {70, 23, 1}, BOTH, "more experts than lanes"},
+
+    {OP_EXPERT_GROUP, {1, 8, 1, 1, 8, 0}, BOTH, "one expert, one row"},
+    {OP_EXPERT_GROUP, {37, 16, 4, 2, 24, 0}, BOTH, "packs"},
+    {OP_EXPERT_GROUP, {300, 72, 3, 2, 72, 1, 1}, BOTH, "all rows at two experts, none at the third; several pieces"},
+    {OP_EXPERT_GROUP, {65, 40, 9, 3, 20, 2}, BOTH, "experts without rows"},
+    {OP_EXPERT_GROUP, {140, 136, 2, 2, 80, 0}, BOTH, "every expert has all rows; more than a tile of 128 columns"},
+    {OP_EXPERT_GROUP, {70, 16, 70, 3, 8, 0}, BOTH, "more experts than lanes"},
+    {OP_EXPERT_GROUP, {128, 64, 1, 1, 64, 0}, BOTH, "one expert with exactly a tile of rows"},
+    {OP_EXPERT_GROUP, {130, 72, 3, 1, 72, 3, 1}, BOTH, "exactly a tile of rows, then experts of one row"},
+    {OP_EXPERT_GROUP, {131, 72, 2, 1, 72, 3}, BOTH, "one row more than a tile, and no block to spare"},
+    {OP_EXPERT_GROUP, {260, 40, 4, 2, 40, 3}, BOTH, "two experts of a tile and more, then few rows"},
+    {OP_EXPERT_GROUP, {100, 8, 5, 4, 8, 2}, BOTH, "more than 32 rows for a warp"},
+    {OP_EXPERT_GROUP, {37, 13, 5, 2, 7, 0, 1}, BOTH, "no packs"},
+    {OP_EXPERT_GROUP, {37, 16, 4, 2, 8, 0, 1}, BOTH, "packs, narrow"},
+
+    {OP_EXPERT_LINEAR_FP8, {1, 16, 1, 1, 16, 0}, CUDA_ONLY, "one expert, one row"},
+    {OP_EXPERT_LINEAR_FP8, {37, 32, 4, 2, 48, 0}, CUDA_ONLY, "multiples of 16"},
+    {OP_EXPERT_LINEAR_FP8, {300, 144, 3, 2, 136, 1}, CUDA_ONLY, "two experts have all rows; several pieces"},
+    {OP_EXPERT_LINEAR_FP8, {65, 40, 9, 3, 20, 2}, CUDA_ONLY, "experts without rows; no multiples of 16"},
+    {OP_EXPERT_LINEAR_FP8, {64, 264, 2, 2, 16, 0}, CUDA_ONLY, "no spare rows, a deeper sum than three pieces"},
+    {OP_EXPERT_LINEAR_FP8, {70, 16, 70, 3, 24, 0}, CUDA_ONLY, "more experts than lanes"},
+    {OP_EXPERT_LINEAR_FP8, {37, 13, 5, 2, 7, 0}, CUDA_ONLY, "nothing aligned"},
+    {OP_EXPERT_LINEAR_FP8, {37, 16, 4, 2, 32, 0}, CUDA_ONLY, "packs"},
+};
+static inline int experts_sizes(OpSize *list, const OpModel *m) {
+    if (!m->E) return 0;
+    const int N = m->B * m->T;
+    const OpSize sizes[] = {
+        {OP_ROUTER, "", {N, m->C, m->E, m->K, 1, 0, 1}, {0, 0}},
+        {OP_ROUTER, "bias", {N, m->C, m->E, m->K, 1, 1, 1}, {0, -1}},
+        {OP_ROUTER_TOTALS, "", {N, m->C, m->E, m->K}, {0, 0}},
+        {OP_ROUTER_BALANCE, "", {m->E, 0, OP_MASTER}, {0, 0}},
+        {OP_EXPERT_GROUP, "", {N, m->C, m->E, m->K, m->FE}, {0, 0}},
+        {OP_EXPERT_GATHER, "", {N, m->C, m->E, m->K, m->FE}, {0, 0}},
+        {OP_EXPERT_GATHER, "adds", {N, m->C, m->E, m->K, m->FE, 0, 1}, {-1, 0}},
+        {OP_EXPERT_SWIGLU, "", {N, m->C, m->E, m->K, m->FE}, {0, 0}},
+        {OP_EXPERT_LINEAR, "gate, up", {N, m->C, m->E, m->K, m->FE, 0, 1}, {0, 0}},
+        {OP_EXPERT_LINEAR, "down", {N, m->FE, m->E, m->K, m->C / 2, 0, 1}, {0, 0}},
+    };
+    memcpy(list, sizes, sizeof(sizes));
+    return OP_COUNT(sizes);
 }

@@ -1,10 +1,10 @@
 /*
-operations.h: tests of the C operations: the cases of operation_table.h, and properties that involve several calls.
+tests.h: tests of the C operations: the cases of the catalogue, and properties that involve several calls.
 */
 #pragma once
-#include "operation_muon.h"
-#include "operation_engine.h"
-#include "operation_traffic.h"
+#include "muon.h"
+#include "engine.h"
+#include "traffic.h"
 
 static void test_embedding(void) { op_check_all(OP_EMBEDDING); }
 static void test_rmsnorm(void) { op_check_all(OP_RMSNORM); }
@@ -522,7 +522,7 @@ static const Test operations_tests[] = {
     {"cross_entropy of a row with NaN or infinity is NaN", test_cross_entropy_nan},
     {"a router, its losses and its backward agree with the definition", test_router},
     {"the operations of experts and their backward agree with the definition", test_experts},
-    {"the bytes that traffic.h states for each operation are those of its tensors", test_traffic},
+    {"the bytes that the contracts state for each operation are those of its tensors", test_traffic},
     {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
      test_adamw},
     {"muon agrees with the definition", test_muon},

@@ -1,5 +1,5 @@
 /*
-operation_engine.h: the cases of operation_table.h for the C operations. op_check does the same for all:
+engine.h: the cases of the catalogue for the C operations. op_check does the same for all:
 
   memory    Every buffer has guard zones. Gaps (row padding, a neighbour's columns) are NaN in inputs and a sentinel in
             outputs. Outputs are NaN where the contract says "=", and have a value where it says "+=". Inputs keep their
@@ -13,12 +13,10 @@ operation_engine.h: the cases of operation_table.h for the C operations. op_chec
   errors    Per tensor and relative to its norm: 8 epsilon sqrt(length of the longest sum); for a backward 1e-8 more,
             for the differences themselves (h^2 + epsilon_double / h, h = 2e-5).
 
-Include after llmc/ops/all_ops.h. Compile once as it is and once with -DREAL=double.
+Include after llmc/experts/all_operations.h. Compile once as it is and once with -DREAL=double.
 */
 #pragma once
-#include "operation_catalogue.h"
-
-#include "operation_table.h"
+#include "catalogue.h"
 
 enum {
 #ifdef __SANITIZE_ADDRESS__ // slow, and looks for other errors
@@ -203,7 +201,7 @@ static double op_slope(OpCase *c, OpTensor *x, const OpView *v, size_t i, uint64
             double u = seed && (test_random_bits(&signs) & 1) ? -1 : 1;
             x->ref[op_at(v, j)] = (double)op_data(x)[op_at(v, j)] + side * h * u;
         }
-        op_kinds[c->kind].reference(c);
+        op_kind(c->kind)->reference(c);
         if (side == 1) memcpy(up, c->y->ref, c->y->count * sizeof(double)), loss = c->loss;
     }
     for (size_t j = 0; j < op_size(c->y->view); j++) { // outputs that did not change cancel exactly
@@ -281,14 +279,14 @@ static void op_check(OpKindName kind, const OpRow *row) {
     op_describe(&c, kind, d);
     c.continuous = !c.no_backward;
     char shape[180];
-    op_shape_text(shape, sizeof(shape), op_kinds[c.kind].dims, d, "=");
-    FORMAT(c.what, "%s %s", op_kinds[c.kind].name, shape);
+    op_shape_text(shape, sizeof(shape), op_kind(c.kind)->dims, d, "=");
+    FORMAT(c.what, "%s %s", op_kind(c.kind)->name, shape);
     TestRandom random = {20260101};
     op_allocate(&c, &random);
     real *before[OP_TENSORS];
     for (int i = 0; i < OP_TENSORS; i++) before[i] = op_alloc_copy(op_data(&c.x[i]), c.x[i].count);
     op_repeat(&c, false);
-    op_kinds[c.kind].reference(&c);
+    op_kind(c.kind)->reference(&c);
     for (int i = 0; i < OP_TENSORS; i++)
         if (c.y[i].views) op_compare(&c, &c.y[i]);
     if (c.kind == OP_ADAMW && c.y[1].views)
@@ -312,9 +310,9 @@ static void op_check(OpKindName kind, const OpRow *row) {
 static bool op_any(const OpRow *row) { return row != NULL; }
 static void op_check_some(OpKindName kind, bool (*belongs)(const OpRow *)) {
     int cases = 0;
-    for (int i = 0; i < OP_CASE_COUNT; i++)
-        if (op_cases[i].kind == op_cases_of(kind) && op_cases[i].engines != CUDA_ONLY && belongs(&op_cases[i]))
-            op_check(kind, &op_cases[i]), cases++;
-    EXPECT(cases > 0, "%s has no case", op_kinds[kind].name);
+    const OpRow *row;
+    for (int i = 0; (row = op_row(i)) != NULL; i++)
+        if (row->kind == op_cases_of(kind) && row->engines != CUDA_ONLY && belongs(row)) op_check(kind, row), cases++;
+    EXPECT(cases > 0, "%s has no case", op_kind(kind)->name);
 }
 static void op_check_all(OpKindName kind) { op_check_some(kind, op_any); }

@@ -1,5 +1,5 @@
 /*
-operation_update.h: the operations of an update, a part of operation_catalogue.h.
+optimizer.h: updates of parameters: a case file of operations/catalogue.h.
 */
 
 // --- adamw_update: params (rows,width), master or none, m, v in place; gradients ---
@@ -176,22 +176,46 @@ static OpCost muon_update_cost(const OpCase *c, bool backward) {
     return op_cost(muon_update_bytes((size_t)c->d[0], c->d[1] != 0), 0, 0);
 }
 
-// --- sum_of_squares: x (count), y one number in double ---
+// --- cases ---
 
-static void sum_of_squares_setup(OpCase *c) {
-    op_statistics(&c->x[0], "x", 1, c->d[0], 0, 0);
-    op_rows(&c->y[0], "sum", 1, 1, 1);
-    c->y[0].type = FP64;
-    op_error(&c->y[0], 0x1p-29 * error_of_sum(c->d[0]), 0); // in double
-}
-static void sum_of_squares_reference(OpCase *c) {
-    c->y->ref[0] = 0;
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[0] += c->x->ref[i] * c->x->ref[i];
-}
-static void sum_of_squares_call(const OpCase *c) {
-    sum_of_squares((double *)c->y[0].data, (const grad_t *)c->x[0].data, (size_t)c->d[0]);
-}
-static OpCost sum_of_squares_cost(const OpCase *c, bool backward) {
-    (void)backward;
-    return op_cost(sum_of_squares_bytes(c->d[0]), 0, 0);
+static const OpKind optimizer_kinds[] = {
+    {OP_ADAMW, "adamw_update", "rows width master step numbers", OP_FORWARD(adamw), adamw_cost},
+    {OP_MUON_DIRECTION, "muon_direction", "count", OP_FORWARD(muon_direction), muon_direction_cost},
+    {OP_MUON_ORTHOGONALIZE, "muon_orthogonalize", "rows columns normuon", OP_FORWARD(muon_orthogonalize),
+     muon_orthogonalize_cost},
+    {OP_MUON_UPDATE, "muon_update", "count master", OP_FORWARD(muon_update), muon_update_cost},
+};
+static const OpRow optimizer_cases[] = {
+    {OP_ADAMW, {1, 1, 0, 1, 1}, BOTH, "a single element"},
+    {OP_ADAMW, {1, 257, 0, 5, 2}, BOTH, "no multiple of a vector, no master weights"},
+    {OP_ADAMW, {1, 67, 0, 2, 3}, BOTH, "a large eps"},
+    {OP_ADAMW, {1, 4099, 0, 1, 4}, BOTH, "no momentum"},
+    {OP_ADAMW, {1, 77, 1, 3, 0}, BOTH, "master weights: the parameters become their copies"},
+    {OP_ADAMW, {1, 4096, 1, 1, 0}, BOTH, "master weights, the first step"},
+    {OP_ADAMW, {1, 2603, 1, 7, 0}, BOTH, "packs, the last block of them partial, and a remainder of 3"},
+    {OP_ADAMW, {1, 515, 1, 100, 0}, BOTH, "less than a block"},
+    {OP_ADAMW, {1, 1003, 0, 7, 0}, BOTH, "no master weights"},
+
+    {OP_MUON_DIRECTION, {1}, BOTH, "a single element"},
+    {OP_MUON_DIRECTION, {2603}, BOTH, "packs and a remainder of 3"},
+
+    {OP_MUON_ORTHOGONALIZE, {1, 1, 0}, BOTH, "a single element"},
+    {OP_MUON_ORTHOGONALIZE, {1, 40, 1}, BOTH, "1 x n"},
+    {OP_MUON_ORTHOGONALIZE, {37, 1, 0}, BOTH, "n x 1"},
+    {OP_MUON_ORTHOGONALIZE, {16, 72, 0}, BOTH, "wide"},
+    {OP_MUON_ORTHOGONALIZE, {91, 17, 1}, BOTH, "tall, nothing aligned; NorMuon"},
+    {OP_MUON_ORTHOGONALIZE, {300, 40, 1}, BOTH, "more rows than threads of a block"},
+
+    {OP_MUON_UPDATE, {1, 0}, BOTH, "a single element"},
+    {OP_MUON_UPDATE, {2603, 0}, BOTH, "packs and a remainder of 3"},
+    {OP_MUON_UPDATE, {2603, 1}, BOTH, "the same with master weights"},
+};
+static inline int optimizer_sizes(OpSize *list, const OpModel *m) {
+    const OpSize sizes[] = {
+        {OP_ADAMW, "", {m->update_rows, m->C, OP_MASTER, 100, 0}, {1, 0}},
+        {OP_MUON_DIRECTION, "", {m->update_rows * m->C}, {0, 0}},
+        {OP_MUON_UPDATE, "", {m->update_rows * m->C, OP_MASTER}, {0, 0}},
+    };
+    memcpy(list, sizes, sizeof(sizes));
+    return OP_COUNT(sizes);
 }

@@ -1,0 +1,61 @@
+/*
+operations.h: updates of parameters.
+*/
+#ifndef LLMC_OPTIMIZER_OPERATIONS_H
+#define LLMC_OPTIMIZER_OPERATIONS_H
+#include "../ops.h"
+
+// One AdamW step (decoupled decay) over `count` elements, g = grad_scale * grads:
+//   m = beta1 m + (1-beta1) g,  v = beta2 v + (1-beta2) g^2,  w -= lr (m^ / (sqrt(v^) + eps) + weight_decay w)
+// master: fp32 weights when params are narrower, else NULL
+static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
+                                double grad_scale, double lr, double beta1, double beta2, double eps,
+                                double weight_decay, int64_t step);
+// Weights, two moments and the gradient; with master weights, which are the weights, parameters are written.
+static inline size_t adamw_bytes(size_t count, bool master) {
+    return count * (7 * FP32_BYTES + (master ? FLOATX_BYTES : 0));
+}
+
+// The sum of squares of the change of w that adamw_update with the same arguments makes, without weight decay.
+static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
+                                    double lr, double beta1, double beta2, double eps, int64_t step);
+
+// Muon, an optimizer of matrices: a step along the orthogonalized momentum (muon.h). g = grad_scale * grads:
+//   m = momentum m + (1-momentum) g,  direction = momentum m + (1-momentum) g                     all (count)
+static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
+                                  double momentum);
+// out = 0.2 sqrt(max(rows,columns)) orthogonal(x); with second the orthogonal matrix is divided by the root of
+// second = beta2 second + (1-beta2) (mean square of its rows), and has the same size as a whole.
+// x, out (rows,columns); second (rows); NULL: Muon
+static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2);
+static inline size_t muon_workspace_bytes(int rows, int columns);
+// w = (1 - lr weight_decay) w - lr step                                                            all (count)
+static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
+                               double weight_decay);
+// A direction per element: the moment is read and written, the gradient read, the direction written.
+static inline size_t muon_direction_bytes(size_t count) { return count * (3 * FP32_BYTES + FLOATX_BYTES); }
+static inline size_t muon_update_bytes(size_t count, bool master) {
+    return count * (FP32_BYTES + (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES));
+}
+// Newton-Schulz of a matrix (k,n), k <= n: MUON_STEPS times X = P X with P = a I + b A + c A A, A = X X^T. The
+// bytes are those of X and A in each operation.
+enum { MUON_STEPS = 5 };
+static const double muon_momentum = 0.95, muon_coefficients[3] = {3.4445, -4.7750, 2.0315};
+static inline double muon_flops(int rows, int columns) {
+    double k = min_int(rows, columns), n = max_int(rows, columns);
+    return MUON_STEPS * (4 * k * k * n + 2 * k * k * k);
+}
+static inline size_t muon_orthogonalize_bytes(int rows, int columns) {
+    size_t k = (size_t)min_int(rows, columns), n = (size_t)max_int(rows, columns);
+    size_t x = k * n, a = k * k, steps = MUON_STEPS * (3 * x + 6 * a), ends = 4 * x;
+    return (steps + ends) * FLOATX_BYTES + x * FP32_BYTES;
+}
+// Row strides of X and of A in the workspace: packs of 16 bytes, whatever the shape.
+static inline int muon_ld(int columns) { return (int)round_up((size_t)columns, 8); }
+// X twice, A twice, then per row its sum of squares, and a factor.
+static inline size_t muon_gpu_workspace_bytes(int rows, int columns) {
+    size_t k = (size_t)min_int(rows, columns);
+    size_t x = (size_t)rows * (size_t)muon_ld(columns), a = k * (size_t)muon_ld((int)k);
+    return 2 * (round_up(x, 64) + round_up(a, 64)) * FLOATX_BYTES + ((size_t)rows + 1) * FP32_BYTES;
+}
+#endif
