@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
-"""rooms.py: checks the structure of the product: includes, headers, ends of the program, functions that nothing calls,
+"""rooms.py: checks the structure: includes and imports, headers, ends of the program, functions that nothing calls,
 operations.
 
 Usage: dev/rooms.py [--root DIRECTORY] [--counts]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
-  --counts   prints a table instead: files, lines, casts to size_t and offenders of each room, then of larger parts
+  --counts   prints a table instead: files, lines, casts to size_t and offenders of each room of ring 1
 
-  layers    an include stays in its room or points to a room of a lower layer; the trainer includes nothing of
-            dev/predict, which is above it
-  product   llmc/ and the trainer include nothing of dev/ or tests/
+Ring 1 is the trainer and its rooms, llmc/; ring 2 looks at it: data, scripts, dev, tests. Programs and tests of tests
+(NAME_test.py, test_NAME) lie above everything, wherever they are.
+
+  layers    an include of C, or an import of Python, stays in its room or points to a room of a lower layer, so that
+            nothing of ring 1 includes ring 2. Two headers of CUDA include the emulator in the place of CUDA (SEAM)
+  circles   no file includes or imports itself through others
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
-  dead      each function of the product is called (py)
-  tested    each operation of llmc/ops/ops.h and llmc/experts/operations.h is called in tests/*.h, and its CUDA version
-            begins with OPERATION(); or calls others
+  dead      each function of ring 1, data and dev/predict is called
+  tested    each operation of a contract (llmc/ops/*/operations.h, llmc/experts/operations.h) is called in a header of
+            tests/, and its CUDA version begins with OPERATION(); or calls others
 """
 
 import argparse
+import ast
 import os
 import pathlib
 import re
@@ -25,25 +29,42 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-LAYERS = [
-    ["base"],
-    ["data", "text", "cuda"],
-    ["ops"],
-    ["comm"],
-    ["experts"],
-    ["model"],
-    ["checkpoint"],
-    ["options", "log"],
-    ["evaluate"],
-    ["run"],
-    ["predict"],
+TRAINER = "train_diffv2"
+RING_1 = [  # layers of rooms, lower ones first
+    ["llmc/base"],
+    ["llmc/cuda", "llmc/data"],
+    ["llmc/text", "llmc/comm"],
+    ["llmc/ops"],
+    ["llmc/ops/gates", "llmc/ops/linear", "llmc/ops/rows"],
+    ["llmc/ops/attention"],
+    ["llmc/ops/measure"],
+    ["llmc/ops/optimizer"],
+    ["llmc/experts"],
+    ["llmc/model"],
+    ["llmc/checkpoint"],
+    ["llmc/options", "llmc/log"],
+    ["llmc/evaluate"],
+    ["llmc/run"],
+    [TRAINER],
 ]
+RING_2 = [
+    ["scripts", "dev/predict"],
+    ["scripts/lab", "data"],
+    ["scripts/export"],
+    ["dev/reference"],
+    ["tests"],
+    ["dev/bench", "dev/emulator", "dev/fuzz", "dev/gpu_check"],
+    ["dev"],
+]
+TESTS = "programs and tests"
+LAYERS = [*RING_1, *RING_2, [TESTS]]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-TRAINER = ["train_diffv2.c", "train_diffv2.cu", "dev/predict/predict_diffv2.c"]
-NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
-COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]
+ROOMS = sorted(LAYER, key=len, reverse=True)
+SEAM = {"llmc/cuda/gemm.cuh": "dev/emulator/gemm.h", "llmc/cuda/launch.cuh": "dev/emulator/device.h"}
+MODULES = ["data", "dev/bench", "dev/gpu_check", "dev/reference", "dev", "scripts", "scripts/export", "tests/programs"]
+COMPILE = ["-fopenmp", "-fsyntax-only"]
 COMPILE_C = ["gcc", "-std=gnu11", "-Werror=implicit-function-declaration", *COMPILE]
-COMPILE_CUDA = ["g++", "-DPRECISION_BF16", "-DUSE_CUDNN", "-DUSE_NCCL", *COMPILE]
+COMPILE_CUDA = ["g++", "-DPRECISION_BF16", "-DUSE_CUDNN", "-DUSE_NCCL", "-w", *COMPILE]
 
 
 def without_comments(path):
@@ -67,30 +88,91 @@ def cuda_flags():
 
 
 def product(root):
-    found = [p for p in (root / "llmc").rglob("*") if p.suffix in (".h", ".cuh", ".cpp")]
-    mains = [p for name in ("predict", "train") for p in root.glob(f"{name}_diffv2.*") if p.suffix in (".c", ".cu")]
-    return sorted(found + mains)
+    """The C and CUDA sources of the programs that users run."""
+    found = [p for folder in ("llmc", "dev/predict") for p in (root / folder).rglob("*")]
+    found = [p for p in found if p.suffix in (".h", ".cuh", ".cpp", ".c")]
+    return sorted(found + [p for p in root.glob(f"{TRAINER}.*") if p.suffix in (".c", ".cu")])
+
+
+def room_of(path):
+    """The room of a path below the root; None: it is in none."""
+    if re.search(r"(^|/)(test_\w+|\w+_test|conftest|testing)\.\w+$", path):
+        return TESTS
+    if path.startswith(f"{TRAINER}."):
+        return TRAINER
+    return next((room for room in ROOMS if path.startswith(f"{room}/")), None)
+
+
+def sources(root):
+    """What includes or imports, as paths below the root, with what each includes."""
+    kinds = (".c", ".h", ".cu", ".cuh", ".cpp", ".py")
+    folders = [root / name for name in ("data", "dev", "llmc", "scripts", "tests")]
+    paths = [p for p in (*root.glob("*"), *(p for folder in folders for p in folder.rglob("*"))) if p.suffix in kinds]
+    return {p.relative_to(root).as_posix(): sorted(set(includes(p, root))) for p in sorted(paths)}
 
 
 def includes(path, root):
-    """What a file includes, as paths below the root."""
-    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), re.M):
-        yield os.path.relpath(os.path.normpath(path.parent / name), root)
+    """What a file includes or imports, as paths below the root."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        for package, names in imports(text):
+            yield from modules(path, root, package, names)
+        return
+    for end, name in re.findall(r'^\s*#\s*include\s+(["<])([^">]+)[">]', text, re.M):
+        if end == '"':
+            yield os.path.relpath(os.path.normpath(path.parent / name), root)
+        elif (root / "dev" / name).exists():
+            yield f"dev/{name}"
+
+
+def imports(text):
+    """(package, names) of the import statements of Python, wherever they stand; without names: the package itself."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), [alias.name for alias in node.names]
+
+
+def modules(path, root, package, names):
+    """The files that an import of `path` reads, of this repository: beside the file, else in MODULES."""
+    inside = package.lstrip(".").replace(".", "/")
+    places = [path.parent] if package.startswith(".") else [path.parent, *(root / place for place in MODULES)]
+    for place in places:
+        found = [place / inside / f"{name}.py" for name in names if (place / inside / f"{name}.py").exists()]
+        if not found and inside and (place / f"{inside}.py").exists():
+            found = [place / f"{inside}.py"]
+        if found:
+            yield from (p.relative_to(root).as_posix() for p in found if p != path)
+            return
 
 
 def wrong_includes(root):
-    for path in product(root):
-        own = path.relative_to(root).parts
-        for target in includes(path, root):
-            parts = pathlib.PurePath(target).parts
-            if parts[0] in ("dev", "tests"):
-                yield f"{'/'.join(own)} includes {target}: the product includes nothing of {parts[0]}/"
-            elif own[0].startswith("train_diffv2.") and parts[:2] == ("llmc", "predict"):
-                yield f"{own[0]} includes {target}: predict lies above the trainer"
-            elif own[0] == "llmc" and (parts[0] != "llmc" or len(parts) != 3 or parts[1] not in LAYER):
-                yield f"{'/'.join(own)} includes {target}, which is in no room of llmc/"
-            elif own[0] == "llmc" and parts[1] != own[1] and LAYER[parts[1]] >= LAYER.get(own[1], -1):
-                yield f"{'/'.join(own)} includes {target}: {own[1]} does not lie above {parts[1]}"
+    for own, targets in sources(root).items():
+        room = room_of(own)
+        for target in targets:
+            other = room_of(target)
+            if room is None or other is None:
+                yield f"{own} includes {target}: {'both are' if room == other else 'one is'} in no room"
+            elif room != other and LAYER[other] >= LAYER[room] and SEAM.get(own) != target:
+                yield f"{own} includes {target}: {room} does not lie above {other}"
+
+
+def circles(root):
+    graph, state = sources(root), {}
+
+    def visit(path, way):
+        state[path] = "open"
+        for target in graph.get(path, []):
+            if state.get(target) == "open":
+                yield " includes ".join([*way[way.index(target) :], target]) + ": a circle"
+            elif target not in state:
+                yield from visit(target, [*way, target])
+        state[path] = "done"
+
+    for path in graph:
+        if path not in state:
+            yield from visit(path, [path])
 
 
 def hidden_exits(root):
@@ -188,7 +270,7 @@ def dead(root):
         ]
         if any(re.search(rf"\b{name}\b", text) for text in [linked, *texts]) or name == "train_diffv2_main":
             continue
-        if file.startswith(("llmc/", "data/", "predict_diffv2.", "train_diffv2.")):
+        if file.startswith(("llmc/", "data/", "dev/predict/", "train_diffv2.")):
             lines.append(f"{file}: nothing calls {name}")
     return lines
 
@@ -201,13 +283,16 @@ def all_code(paths):
 def untested_operations(root):
     """An operation is a function of a contract with a buffer among its arguments. Those that return statistics need no
     OPERATION();."""
-    contracts = [path for path in (root / "llmc/ops/ops.h", root / "llmc/experts/operations.h") if path.exists()]
-    declared = re.findall(r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code(contracts))
+    contracts = [*(root / "llmc/ops").glob("*/operations.h"), root / "llmc/experts/operations.h"]
+    declared = re.findall(
+        r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code(path for path in contracts if path.exists())
+    )
     cuda_twins = ("*.cuh", "*_apart.h")  # the latter: in CUDA and in predictions
-    cuda = all_code(path for contract in contracts for twin in cuda_twins for path in contract.parent.glob(twin))
-    tests = all_code((root / "tests").glob("*.h"))
+    folders = [root / "llmc/ops", root / "llmc/experts"]
+    cuda = all_code(path for folder in folders for twin in cuda_twins for path in folder.rglob(twin))
+    tests = all_code((root / "tests").rglob("*.h"))
     for result, name, arguments in declared:
-        if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):
+        if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments) or name.endswith("_table"):  # of the host
             continue
         if not re.search(rf"\b{name}\(", tests):
             yield f"no test calls {name} (tests/operations/catalogue.h)"
@@ -219,30 +304,23 @@ def untested_operations(root):
 
 
 def offenders(root):
-    return [*wrong_includes(root), *hidden_exits(root), *not_alone(root), *dead(root), *untested_operations(root)]
+    static = [*wrong_includes(root), *circles(root), *hidden_exits(root)]
+    return [*static, *not_alone(root), *dead(root), *untested_operations(root)]
 
 
 def print_counts(root):
-    rooms = {room: sorted((root / "llmc" / room).glob("*")) for room in LAYER}
-    rooms["trainer"] = [root / name for name in TRAINER]
-    lines = {"not alone": not_alone(root), "dead": dead(root)}
-    print(f"{'room':12}{'files':>7}{'lines':>8}{'(size_t)':>10}" + "".join(f"{name:>11}" for name in lines))
-    total = [0] * (3 + len(lines))
-    for room, paths in rooms.items():
+    offending = {"not alone": not_alone(root), "dead": dead(root)}
+    print(f"{'room':20}{'files':>7}{'lines':>8}{'(size_t)':>10}" + "".join(f"{name:>11}" for name in offending))
+    total = [0] * (3 + len(offending))
+    for room in (room for layer in RING_1 for room in layer):
+        paths = [p for p in product(root) if room_of(p.relative_to(root).as_posix()) == room]
         text = "".join(p.read_text(encoding="utf-8") for p in paths)
         prefixes = tuple(str(p.relative_to(root)) for p in paths)
         row = [len(paths), text.count("\n"), len(re.findall(r"(?<!sizeof)\(size_t\)", text))]
-        row += [sum(line.startswith(prefixes) for line in found) for found in lines.values()]
+        row += [sum(line.startswith(prefixes) for line in found) for found in offending.values()]
         total = [a + b for a, b in zip(total, row)]
-        print(f"{room:12}{row[0]:7}{row[1]:8}{row[2]:10}" + "".join(f"{n:11}" for n in row[3:]))
-    print(f"{'total':12}{total[0]:7}{total[1]:8}{total[2]:10}" + "".join(f"{n:11}" for n in total[3:]))
-    for what, folders in (("product", "llmc scripts data"), ("tests, dev", "tests dev"), ("docs", "docs")):
-        names = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=root).stdout.split()
-        names = [n for n in names if n.startswith(tuple(f"{folder}/" for folder in folders.split()))]
-        if what == "product":
-            names += ["Makefile", *TRAINER]
-        texts = [(root / n).read_bytes() for n in names]
-        print(f"{what:12}{len(names):7}{sum(t.count(NEWLINE) for t in texts if BINARY not in t):8}")
+        print(f"{room:20}{row[0]:7}{row[1]:8}{row[2]:10}" + "".join(f"{n:11}" for n in row[3:]))
+    print(f"{'total':20}{total[0]:7}{total[1]:8}{total[2]:10}" + "".join(f"{n:11}" for n in total[3:]))
 
 
 def main():
@@ -254,7 +332,7 @@ def main():
         print_counts(args.root.resolve())
         return 0
     found = offenders(args.root.resolve())
-    good = "includes point downwards, headers compile alone, functions are called, operations are tested"
+    good = "includes and imports point downwards, headers compile alone, functions are called, operations are tested"
     print("\n".join(found) or good)
     return 1 if found else 0
 

@@ -1,4 +1,4 @@
-"""rooms.py finds planted violations, and none in this checkout."""
+"""rooms.py finds planted violations, and none in this checkout; no ring is above its limit in lines.py."""
 
 import pathlib
 import re
@@ -8,46 +8,86 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev"))
+import lines
 import rooms
 
+CONTRACT = "llmc/ops/rows/operations.h"
 GOOD = {
     "llmc/base/common.h": "typedef int Number;\n",
-    "llmc/ops/ops.h": '#include "../base/common.h"\ntypedef float real;\n'
+    CONTRACT: '#include "../../base/common.h"\ntypedef float real;\n'
     "static inline Number one(void) { return 1; }\nstatic inline void clear(real *x);\n",
-    "llmc/ops/clear.cuh": '#include "ops.h"\n#define OPERATION() ((void)0)\n'
+    "llmc/ops/rows/clear.cuh": '#include "operations.h"\n#define OPERATION() ((void)0)\n'
     "static inline void clear(real *x) {\n    OPERATION();\n    x[0] = 0;\n}\n",
     "tests/calls.h": "static void call(real *x) { clear(x); }\n",
     "llmc/ops/calls.h": "static int by_table(int x) {\n    return x;\n}\n"
     "static int (*const table[])(int) = {by_table};\n",
-    "train_diffv2.c": '#include "llmc/ops/ops.h"\n#include "llmc/ops/calls.h"\n'
+    "train_diffv2.c": '#include "llmc/ops/rows/operations.h"\n#include "llmc/ops/calls.h"\n'
     "#define CALL one\nint main(void) { return table[0](CALL()); }\n",
 }
 PLANTED = [
-    ("an include of a higher room", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
+    (
+        "an include of a higher room",
+        {"llmc/base/up.h": '#include "../ops/calls.h"\n'},
+        "base does not lie above llmc/ops",
+    ),
     (
         "an include of another room of the same layer",
-        {"llmc/data/a.h": '#include "../text/b.h"\n', "llmc/text/b.h": ""},
-        "data does not lie above text",
+        {"llmc/data/a.h": '#include "../cuda/b.h"\n', "llmc/cuda/b.h": ""},
+        "llmc/data does not lie above llmc/cuda",
     ),
     (
-        "an include of dev/ by the product",
-        {"llmc/ops/dev.h": '#include "../../dev/x.h"\n', "dev/x.h": ""},
-        "nothing of dev/",
+        "an include of another folder of operations",
+        {"llmc/ops/rows/a.h": '#include "../attention/b.h"\n', "llmc/ops/attention/b.h": ""},
+        "llmc/ops/rows does not lie above llmc/ops/attention",
     ),
     (
-        "an include of tests/ by the trainer",
+        "an include of the second ring by the first",
+        {"llmc/ops/dev.h": '#include "../../dev/bench/x.h"\n', "dev/bench/x.h": ""},
+        "llmc/ops does not lie above dev/bench",
+    ),
+    (
+        "an include of the emulator without quotes",
+        {"llmc/cuda/device.h": "#include <emulator/x.h>\n", "dev/emulator/x.h": ""},
+        "llmc/cuda does not lie above dev/emulator; device.h does not compile alone",
+    ),
+    (
+        "an include of tests by the trainer",
         {"train_diffv2.c": '#include "tests/x.h"\n', "tests/x.h": ""},
-        "nothing of tests/",
+        "train_diffv2 does not lie above tests",
     ),
     (
-        "an include of predictions by the trainer",
-        {"train_diffv2.c": '#include "dev/predict/x.h"\n', "dev/predict/x.h": ""},
-        "predict lies above the trainer",
+        "an import of a higher room",
+        {"scripts/lab/run.py": "def main():\n    import publish\n", "scripts/export/publish.py": ""},
+        "scripts/lab does not lie above scripts/export",
     ),
-    ("a header outside the rooms", {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""}, "in no room"),
+    (
+        "an import of a test",
+        {"data/shards.py": "from test_data import rows\n", "data/test_data.py": "rows = 1\n"},
+        "data does not lie above programs and tests",
+    ),
+    (
+        "a circle of imports",
+        {"scripts/lab/a.py": "from . import b\n", "scripts/lab/b.py": "from .a import c\n"},
+        "a.py includes scripts/lab/b.py includes scripts/lab/a.py: a circle",
+    ),
+    (
+        "a circle of includes",
+        {"llmc/base/a.h": '#pragma once\n#include "b.h"\n', "llmc/base/b.h": '#pragma once\n#include "a.h"\n'},
+        "llmc/base/b.h includes llmc/base/a.h: a circle",
+    ),
+    (
+        "a header outside the rooms",
+        {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""},
+        "one is in no room",
+    ),
     (
         "a header that does not include what it uses",
         {"llmc/ops/late.h": "static Number two;\n"},
+        "llmc/ops/late.h does not compile alone",
+    ),
+    (
+        "a header that calls a function of no header that it includes",
+        {"llmc/ops/late.h": "static inline int late(void) { return clear_all(1); }\n"},
         "llmc/ops/late.h does not compile alone",
     ),
     (
@@ -62,21 +102,21 @@ PLANTED = [
     ),
     (
         "a function that is never called",
-        {"llmc/ops/ops.h": GOOD["llmc/ops/ops.h"] + "static inline void alone(void) {}\n"},
-        "llmc/ops/ops.h: nothing calls alone",
+        {CONTRACT: GOOD[CONTRACT] + "static inline void alone(void) {}\n"},
+        f"{CONTRACT}: nothing calls alone",
     ),
     (
         "a function that only tests call",
         {
-            "llmc/ops/ops.h": GOOD["llmc/ops/ops.h"] + "static inline void alone(void) {}\n",
+            CONTRACT: GOOD[CONTRACT] + "static inline void alone(void) {}\n",
             "tests/alone.h": "static void call_alone(void) { alone(); }\n",
         },
-        "llmc/ops/ops.h: nothing calls alone",
+        f"{CONTRACT}: nothing calls alone",
     ),
     ("an operation that no test calls", {"tests/calls.h": "// clear(x)\n"}, "no test calls clear"),
     (
         "a CUDA operation without OPERATION()",
-        {"llmc/ops/clear.cuh": GOOD["llmc/ops/clear.cuh"].replace("OPERATION();", "real y; (void)y;")},
+        {"llmc/ops/rows/clear.cuh": GOOD["llmc/ops/rows/clear.cuh"].replace("OPERATION();", "real y; (void)y;")},
         "clear does not begin with OPERATION();",
     ),
 ]
@@ -97,12 +137,24 @@ def test_a_valid_tree_has_no_violations(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("files, text", [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
 def test_a_violation_is_found(files, text, tmp_path):
-    found = found_in({**GOOD, **files}, tmp_path)
-    assert text in "; ".join(found) and len(found) == 1 + text.count("; "), found
+    found, wanted = found_in({**GOOD, **files}, tmp_path), text.split("; ")
+    assert len(found) == len(wanted) and all(any(part in line for line in found) for part in wanted), found
 
 
 def test_this_checkout_has_no_violations_that_its_text_shows():
-    assert not [*rooms.wrong_includes(ROOT), *rooms.hidden_exits(ROOT), *rooms.untested_operations(ROOT)]
+    found = [*rooms.wrong_includes(ROOT), *rooms.circles(ROOT), *rooms.hidden_exits(ROOT)]
+    assert not [*found, *rooms.untested_operations(ROOT)]
+
+
+def test_no_ring_is_above_its_limit_of_lines():
+    assert not lines.above(lines.counts())
+
+
+def test_a_ring_above_its_limit_is_reported():
+    at_limit = {ring: {"a": limit - 1, "b": 1} for ring, limit in lines.LIMITS.items()}
+    assert not lines.above(at_limit)
+    found = lines.above(at_limit | {"ring 2": {"a": lines.LIMITS["ring 2"], "b": 1}})
+    assert len(found) == 1 and found[0].startswith("ring 2 has ")
 
 
 @pytest.mark.slow

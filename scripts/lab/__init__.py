@@ -10,6 +10,7 @@ schema.py             required types of the JSON files
 option_history.py     options of a run that was resumed with others
 runs.py               a run as numbers
 save.py               the command `save`: runs in one file that is kept
+saved.py              reads and writes such files
 study.py              the runs of a comparison, and what prevents it
 stats.py              intervals, tests, spikes
 results.py            the numbers of a report

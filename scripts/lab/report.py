@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import python_environment
 
-from . import cli, figures, results, run_directory, save, tables
+from . import cli, figures, results, run_directory, saved, tables
 from . import study as studies
 
 HERE = Path(__file__).resolve().parent
@@ -135,7 +135,7 @@ def main(words):
         out.mkdir(parents=True, exist_ok=True)
         run_directory.write_atomic(out / "report.html", render("page.html.j2", page))
         run_directory.write_atomic(out / "report.md", render("page.md.j2", page))
-        text = json.dumps(save.short(numbers), indent=1, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(saved.short(numbers), indent=1, allow_nan=False, ensure_ascii=False)
         run_directory.write_atomic(out / "results.json", text + "\n")
         for section in page["sections"]:
             for picture in (c for c in section["contents"] if isinstance(c, Picture)):

@@ -1,6 +1,6 @@
 """runs.py: a run as numbers: its options, losses, spikes, speed, cost and statistics of layers.
 
-They come from a run directory, or from a line of a saved file (save.py), which has the fields of a Run as JSON. A
+They come from a run directory, or from a line of a saved file (saved.py), which has the fields of a Run as JSON. A
 report is made of these fields alone, so that it is the same from both.
 """
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import option_history, run_directory, runs as run_files, save, stats
+from . import option_history, run_directory, runs as run_files, saved, stats
 from .run_directory import RunError
 
 KEPT = ("plan", "size", "title", "question", "reference", "arms", "sweep-seeds", "registration")  # of lab.json
@@ -146,7 +146,7 @@ def add(study, directory, arm, left_out):
 def add_path(found, path, name, left_out):
     """Adds the runs of a path to the studies {key: Study}. name: of the arm of all these runs."""
     if path.is_file() and not name:
-        for header, runs in save.read(path):
+        for header, runs in saved.read(path):
             study = found.setdefault((header["plan"], header["size"]), Study(header["study"]))
             merge_lab(study, header)
             have = {run.name for run in study.runs}

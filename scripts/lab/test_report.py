@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from lab import option_history, plan as plans, report as command, results, run as lab_run, run_directory, save, stats
+from lab import option_history, plan as plans, report as command, results, run as lab_run, run_directory, saved, stats
 from lab import study as studies, suggest, tables
 from lab.testing import ROOT, expect_error, has, raises, rewrite, run_lab
 from lab.trainer import Cost
@@ -617,7 +617,7 @@ def test_values_of_any_type_do_not_crash_the_report(tmp_path):
         (log, line, "".join(whole[:i]), "".join(whole[i + 1 :])) for i, line in enumerate(whole) if i in (0, 1, 7)
     ]
     kept = tmp_path / "kept.jsonl"
-    kept.write_text(save.text_of(studies.load([lab])[0]))
+    kept.write_text(saved.text_of(studies.load([lab])[0]))
     header, line = kept.read_text().splitlines(True)
     cases += [(kept, header, "", line), (kept, line, header, "")]
     for path, text, before, after in cases:
@@ -679,7 +679,7 @@ def test_the_pages_follow_from_the_saved_runs(tmp_path):
         assert same, f"report.md of {path} is another: python3 scripts/lab report {path} writes it"
         figures = set(re.findall(r"\((\S+\.svg)\)", said))
         assert figures == {p.name for p in path.with_suffix("").glob("*.svg")}, path
-        same = path.read_text() == save.text_of(studies.load([path])[0])
+        same = path.read_text() == saved.text_of(studies.load([path])[0])
         assert same, f"{path} is another: python3 scripts/lab save {path} {path} writes it"
         assert len(found["summary"]) == 3
 
