@@ -2,8 +2,8 @@
 train_diffv2.c: pretraining of decoder language models with differential attention, on the CPU.
 
 The file reads top to bottom: the model, forward, backward (the gradients of the forward's lines, in reverse order),
-update, generation, a run with its training step and training loop, main. Operations are called by name and declared in
-llmc/ops/ops.h. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with CUDA
+update, generation, a run with its training step and training loop, main. Operations are called by name; operations.h in
+the folders of llmc/ops declares them. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with CUDA
 operations, and predict_diffv2.c, up to the update, with operations that record their cost (RECORDED_OPS).
 
   B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
@@ -12,11 +12,11 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 */
 #include "llmc/base/common.h"
 #include "llmc/experts/all_operations.h"
-#include "llmc/evaluate/generation_model.h"
-#include "llmc/evaluate/layer_stats.h"
-#include "llmc/options/options_table.h"
 #include "llmc/model/cached_attention.h"
 #include "llmc/model/layer_tensors.h"
+#include "llmc/options/options_table.h"
+#include "llmc/evaluate/generation_model.h"
+#include "llmc/evaluate/layer_stats.h"
 
 // ---------------------------------------------------------------------------------------------------
 // The model
@@ -492,20 +492,20 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 
 #ifndef RECORDED_OPS // predict_diffv2.c includes what is above
 #include "llmc/base/random.h"
+#include "llmc/model/initial_values.h"
+#include "llmc/options/environment.h"
+#include "llmc/options/schedule.h"
+#include "llmc/evaluate/evaluation.h"
+#include "llmc/evaluate/generated_text.h"
+#include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/apply_changes.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
 #include "llmc/run/dry_run.h"
-#include "llmc/options/environment.h"
-#include "llmc/evaluate/evaluation.h"
-#include "llmc/evaluate/generated_text.h"
-#include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/inputs.h"
-#include "llmc/model/initial_values.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
-#include "llmc/options/schedule.h"
 #include "llmc/run/step_exchange.h"
 #include "llmc/run/stop_agreement.h"
 #include "llmc/run/trial.h"
