@@ -3,8 +3,9 @@ train_diffv2.c: pretraining of decoder language models with differential attenti
 
 The file reads top to bottom: the model, forward, backward (the gradients of the forward's lines, in reverse order),
 update, generation, a run with its training step and training loop, main. Operations are called by name; operations.h in
-the folders of llmc/ops declares them. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with CUDA
-operations, and predict_diffv2.c, up to the update, with operations that record their cost (RECORDED_OPS).
+the folders of llmc/ops declares them. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this
+file with CUDA operations, and predict_diffv2.c, up to the update, with operations that record their cost
+(RECORDED_OPS).
 
   B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
   and does one update. C hidden size, L layers, V vocabulary, F MLP width, D head width, NH output heads, NKV key/value

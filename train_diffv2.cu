@@ -1,7 +1,7 @@
 /*
 train_diffv2.cu: the trainer on a GPU. It is train_diffv2.c with the CUDA twins of its operations
-(NAME.cuh in llmc/ops), which llmc/experts/all_operations.h includes for DEVICE_OPS; model, backward, update and run are the
-very lines that the CPU build tests.
+(NAME.cuh in llmc/ops), which llmc/experts/all_operations.h includes for DEVICE_OPS; model, backward, update and run are
+the very lines that the CPU build tests.
 
   precision   PRECISION_BF16 (default): parameters and activations bf16; gradients, moments, master weights and
               statistics fp32. PRECISION_FP32: everything fp32, for comparison with the CPU

@@ -5,9 +5,9 @@ Usage: dev/rooms_figure.py [--check] [--out FILE]
   --check   write nothing; compare FILE with what would be drawn
 Exit status: 0 the figure is up to date, 1 it is not, or a room has no place in the figure, 2 usage.
 
-An arrow A -> B: a file of A includes or imports a file of B. Arrows that follow from others (A -> B -> C implies A -> C)
-are left out, and those of ring 2 to ring 1 end at its frame. The folders of llmc/ops are one box. Includes are read by
-rooms.py.
+An arrow A -> B: a file of A includes or imports a file of B. Arrows that follow from others (A -> B -> C implies
+A -> C) are left out, and those of ring 2 to ring 1 end at its frame. The folders of llmc/ops are one box. Includes are
+read by rooms.py.
 """
 
 import argparse

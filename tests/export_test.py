@@ -1,5 +1,5 @@
-"""Tests scripts/export/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's DataStore.
-The expected rows are made here from the text of log.jsonl.
+"""Tests scripts/export/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's
+DataStore. The expected rows are made here from the text of log.jsonl.
 
 Requires the Python environment `export-tests`.
 """

@@ -1,5 +1,5 @@
-"""FP8 rounding and scales of llmc/ops/linear/fp8.h equal those of ml_dtypes (float8_e4m3fn, float8_e5m2) and numpy, bit for
-bit. Requires build/round_fp8 (make build/round_fp8).
+"""FP8 rounding and scales of llmc/ops/linear/fp8.h equal those of ml_dtypes (float8_e4m3fn, float8_e5m2) and numpy, bit
+for bit. Requires build/round_fp8 (make build/round_fp8).
 
 ml_dtypes converts fp32 to the nearest number of 8 bits, ties to even. It does not saturate: the reference clips first.
 """

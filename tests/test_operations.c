@@ -1,6 +1,6 @@
 /*
-test_operations.c: the tests of the C operations (operations/tests.h), with the arguments of test_main.h. It compiles alone
-for the vectors of the oldest x86-64.
+test_operations.c: the tests of the C operations (operations/tests.h), with the arguments of test_main.h. It compiles
+alone for the vectors of the oldest x86-64.
 */
 #include "small_sizes.h"
 #include "../llmc/base/dtype.h"

@@ -129,8 +129,8 @@ struct Launch {
 void check_launch(const Launch &launch);
 void check_pointer(const Launch &launch, int argument, const volatile void *pointer);
 void launch_on_stream(const Launch &launch, std::function<void()> thread);
-// If it is set, it gives what a thread runs instead of the kernel (dev/emulator/ptx). The parameters lie as CUDA passes them:
-// each at a multiple of its alignment.
+// If it is set, it gives what a thread runs instead of the kernel (dev/emulator/ptx). The parameters lie as CUDA passes
+// them: each at a multiple of its alignment.
 extern std::function<void()> (*replace_kernel)(const Launch &launch, const std::vector<char> &parameters);
 template <class T> void append_parameter(std::vector<char> &all, const T &value) {
     all.resize((all.size() + alignof(T) - 1) / alignof(T) * alignof(T));

@@ -1,5 +1,5 @@
 /*
-prediction_rates.h: the predicted time of an operation on one GPU, from its FLOPs and bytes (in the contracts) and assumed
+prediction_rates.h: the predicted time of an operation on one GPU, from its FLOPs and bytes (operations.h) and assumed
 rates (assumptions.h).
 
   operation       the larger of its FLOPs at the assumed share of the peak and its bytes at the assumed bandwidth, and

@@ -1,8 +1,8 @@
 /*
 recorded_operations.h: the third twin of the operations that a training step calls: each records its FLOPs, bytes
-(the contracts of llmc/ops) and predicted time on a GPU instead of computing. predict_diffv2.c includes the trainer with them, so that
-the trainer's calls are the prediction's list of operations. Nothing is allocated: pointers are places in an address
-space that nothing dereferences. Sizes of workspaces and copies are those of the CUDA twins.
+(operations.h of its folder) and predicted time on a GPU instead of computing. predict_diffv2.c includes the trainer
+with them, so that the trainer's calls are the prediction's list of operations. Nothing is allocated: pointers are
+places in an address space that nothing dereferences. Sizes of workspaces and copies are those of the CUDA twins.
 
   clock        `now` advances by the time of each operation
   collectives  run one after another, from the time at which they are called. The ticket of one is the time at which it

@@ -11,8 +11,8 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
               cores 512 on sm_80, 256 on sm_90, 2048 on cards: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
               read 48 KiB: 512 cycles. Larger warp tiles do not fit: 64 x 64 sums take 128 registers of a thread
   FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights those of the transposes, whose
-              columns begin at a multiple of 16 for each expert (operations.h). A fragment of 4 codes of FP8 has the place
-              of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
+              columns begin at a multiple of 16 for each expert (operations.h). A fragment of 4 codes of FP8 has the
+              place of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
   rejected    cublasGemmGroupedBatchedEx (cuBLAS 13.1) takes the rows of each expert from the host: a copy and a
               synchronization in each layer.
               A launch per expert: 30b-a3b launches 6 E L = 36,864 products per step instead of 6 L = 288, and the host

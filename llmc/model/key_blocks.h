@@ -1,6 +1,6 @@
 /*
-key_blocks.h: the blocks of keys that the rows of a layer attend to (block-sparse attention: llmc/ops/attention/sparse.h). Both
-calls do nothing in a layer that attends to all keys.
+key_blocks.h: the blocks of keys that the rows of a layer attend to (block-sparse attention:
+llmc/ops/attention/sparse.h). Both calls do nothing in a layer that attends to all keys.
 
   key_blocks_complete(plan, acts, l, k, base, capacity, rows)  means of the blocks that the rows complete. k: keys from
                                                                position `base` on, in a cache of `capacity` rows

@@ -28,8 +28,8 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
     return (uint64_t)o->val_steps <= all / B ? (uint64_t)o->val_steps * B : all;
 }
 
-// Where the mode does not read the data of the options, --train-data tells of the tokenizer only if it is given for this
-// start: the data of the checkpoint may no longer exist.
+// Where the mode does not read the data of the options, --train-data tells of the tokenizer only if it is given for
+// this start: the data of the checkpoint may no longer exist.
 static inline void inputs_open_tokenizer(Inputs *in, const Options *o, bool reads_data, const char *loaded) {
     TokenizerSources from = {loaded, o->tokenizer, NULL, NULL, o->separator, o->prompt, o->prompt_tokens};
     if (reads_data || options_given(o, "train-data")) from.train_data = o->train_data;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Exports runs of the trainer to TensorBoard, to Weights & Biases, or to a table.
 
-  scripts/export/export_run.py RUN... --tensorboard DIR      event files in DIR/NAME; tensorboard --logdir DIR shows them
-  scripts/export/export_run.py RUN... --wandb PROJECT        one W&B run for each; offline without a key (WANDB_API_KEY)
-  scripts/export/export_run.py RUN... --csv FILE             one table
+  scripts/export/export_run.py RUN... --tensorboard DIR   event files in DIR/NAME; tensorboard --logdir DIR shows them
+  scripts/export/export_run.py RUN... --wandb PROJECT     one W&B run for each; offline without a key (WANDB_API_KEY)
+  scripts/export/export_run.py RUN... --csv FILE          one table
 
 RUN is a run directory (--out of the trainer); NAME is its last component. Each value of log.jsonl gets the name
 KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a tensor tensor_KEY/layer_NN/NAME
@@ -307,7 +307,7 @@ def parse(arguments):
     first, _, rest = __doc__.partition("\n")
     parser = cli.Parser(
         prog="export_run.py",
-        usage="scripts/export/export_run.py RUN... (--tensorboard DIR | --wandb PROJECT [--offline] | --csv FILE) [--follow]",
+        usage="export_run.py RUN... (--tensorboard DIR | --wandb PROJECT [--offline] | --csv FILE) [--follow]",
         description=first + "\n" + rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,5 +1,5 @@
-"""saved.py: the file of the command `save`: a line for each study (STUDY below), followed by a line for each of its runs
-that has ended: the fields of a Run (runs.py), with seven digits.
+"""saved.py: the file of the command `save`: a line for each study (STUDY below), followed by a line for each of its
+runs that has ended: the fields of a Run (runs.py), with seven digits.
 """
 
 import json

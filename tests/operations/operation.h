@@ -135,7 +135,7 @@ typedef struct {
 #define OP_OPERAND_X activation(OP_X(0), c->operand_max[0])
 #define OP_OPERAND_DY activation(OP_DY, c->operand_max[1])
 
-// What one call moves and computes (as the contracts in llmc/ops state), and the workspace that it asks for. 0: not stated, or none.
+// What one call moves and computes, as its contract states, and the workspace that it asks for. 0: not stated, or none.
 typedef struct {
     size_t bytes;
     double flops;
