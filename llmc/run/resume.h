@@ -15,7 +15,6 @@ start opens.
 #include "../options/options.h"
 #include "../options/ranks.h"
 #include "../log/starts.h"
-#include "earlier_phases.h"
 #include "init_model.h"
 #include "stop_signals.h"
 #include "trainer_state.h"
@@ -71,9 +70,8 @@ static inline void resume_derive_again(Options *o, const Resume *r) {
     json_get_number(r->saved, "steps", &steps);
     json_get_number(r->saved, "seq-len", &T);
     json_get_number(r->saved, "total-batch", &tokens);
-    bool phases = resume_gave(r, "phase") || resume_gave(r, "batch-schedule");
-    bool batch_given = o->given[batch] || phases || resume_gave(r, "batch-size");
-    bool total_given = o->given[total] || phases || resume_gave(r, "total-batch");
+    bool batch_given = o->given[batch] || resume_gave(r, "batch-size");
+    bool total_given = o->given[total] || resume_gave(r, "total-batch");
     if (!o->given[warmup] && !resume_gave(r, "warmup") && (double)o->steps != steps) o->has[warmup] = false;
     if (!o->has[batch] || !o->has[total] || row < 1) return; // not saved: derived in any case
     if (!total_given && o->model.T != T && o->total_batch % (batch_given ? micro_step : row) != 0)
@@ -121,11 +119,9 @@ static inline Resume resume_find(Options *o) {
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
         r.saved = cJSON_Duplicate(json_member(r.state, "options"), true);
-        phases_adopt(r.saved, r.run_json, resume_step(&r));
         options_adopt_json(o, r.saved, "the checkpoint");
     } else {
         r.saved = cJSON_Duplicate(json_member(r.run_json, "options"), true);
-        phases_adopt(r.saved, r.run_json, 0);
         resume_check_lost(o->out);
         CHECK(options_mode(o) == MODE_TRAIN || options_mode(o) == MODE_DRY_RUN,
               "%s was stopped before its first checkpoint: there are no weights; --resume alone trains it", o->out);
@@ -182,10 +178,7 @@ static inline ModelConfig start_configure(Options *o, Resume *resume) {
     options_adopt_data(o);
     if (o->resume) resume_derive_again(o, resume);
     options_finish(o, options_ranks(o));
-    if (o->resume && options_mode(o) == MODE_TRAIN) {
-        resume_compare_rates(o, resume);
-        phases_require(resume->run_json, o, resume_step(resume));
-    }
+    if (o->resume && options_mode(o) == MODE_TRAIN) resume_compare_rates(o, resume);
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     start_configure_operations(o);

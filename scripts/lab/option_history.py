@@ -28,27 +28,21 @@ MODEL = (
 ).split()
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
-    "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup "
+    "train-data doc-mask separator seq-len vocab total-batch steps min-lr-ratio warmup "
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
-SHARES = ("warmup", "decay-steps", "phase")  # those of COMPARED that begin with a number of steps
+SHARES = ("warmup", "decay-steps")  # those of COMPARED that are a number of steps
 REPORTED = ("lr", *COMPARED, "rope-theta", "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
-def history(info, phases=()):
+def history(info):
     """[(step, options)]: the options that apply after each step. A resume changes the options of its checkpoint, and
-    discards later steps with their changes. Phases, those of run.json of earlier trainers or none, change them in all
-    starts up to the first of this trainer."""
+    discards later steps with their changes."""
     found = [(0, info["options"])]
     for start in info.get("starts", []):
         step, before = start["step"], [entry for entry in found if entry[0] < start["step"]]
         base = before[-1][1] if before else info["options"]
         found = before + [(step, {**base, **changed_by(start)})]
-    mine = [start["step"] for start in info.get("starts", []) if "model" in start]
-    for phase in (phase for phase in phases if not mine or phase["step"] < mine[0]):
-        before = [entry for entry in found if entry[0] <= phase["step"]]
-        after = [(phase["step"], before[-1][1]), *found[len(before) :]]
-        found = before + [(step, {**options, **changed_by(phase)}) for step, options in after]
     return found
 
 
@@ -66,7 +60,7 @@ def fingerprints(info):
 
 
 def changed_by(start):
-    """{option: new value} of a start or a phase."""
+    """{option: new value} of a start."""
     return {change["name"]: change["new"] for change in start["changed"]}
 
 
@@ -87,10 +81,10 @@ def over_time(pairs, when="after step"):
 
 def same_share(key, options):
     """Whether an option is the same share of the steps of two runs, within a step, or the default of both."""
-    begins, rests = zip(*(str(o.get(key)).partition(":")[::2] for o in options))
-    if len(set(rests)) > 1 or not all(map(str.isdecimal, begins)):
+    begins = [o.get(key) for o in options]
+    if not all(map(TYPES["non-negative integer"], begins)):
         return False
-    steps, begins = [int(o["steps"]) for o in options], list(map(int, begins))
+    steps = [int(o["steps"]) for o in options]
     shares = [x / n for x, n in zip(begins, steps)]
     default = key == "warmup" and begins == [min(100, n // 10) for n in steps]
     return default or abs(shares[0] - shares[1]) <= 1 / min(steps)

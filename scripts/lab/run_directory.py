@@ -53,8 +53,8 @@ def read_run(directory):
 
 
 def wrong_options(info):
-    """What is wrong with the options of a start or phase of run.json; None if they are valid."""
-    each = option_history.history(info, info.get("phases", ()))
+    """What is wrong with the options of a start of run.json; None if they are valid."""
+    each = option_history.history(info)
     found = (violation(o, OPTIONS, f"options after step {step}" if step else "options") for step, o in each)
     return next(filter(None, found), None)
 

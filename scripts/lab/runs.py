@@ -15,7 +15,7 @@ from .run_directory import RunError
 
 POINTS = 100  # of a curve; each is the mean of as many consecutive steps
 STATISTICS = 6  # steps of which the statistics of layers are kept, evenly spaced
-INFO = "options model data data_fingerprint revision host devices starts phases".split()  # of run.json
+INFO = "options model data data_fingerprint revision host devices starts".split()  # of run.json
 START = "step changed revision host model data_fingerprint".split()  # of its starts
 
 
@@ -76,9 +76,8 @@ class Run:
 
     @cached_property
     def batches(self):
-        """[(step, tokens of an update)] after each start and phase."""
-        found = option_history.history(self.info, self.info.get("phases", ()))
-        return [(step, int(options["total-batch"])) for step, options in found]
+        """[(step, tokens of an update)] after each start."""
+        return [(step, int(options["total-batch"])) for step, options in self.history]
 
     @property
     def options(self):

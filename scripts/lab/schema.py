@@ -71,7 +71,6 @@ RUN = {
             "data_fingerprint?": "64-bit integer",
         }
     ],
-    "phases?": [{"step": "positive integer", "changed": CHANGED}],
 }
 LAB = {
     "plan": "text",

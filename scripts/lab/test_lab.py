@@ -288,18 +288,8 @@ def test_the_option_history_follows_from_the_starts():
     assert option_history.values(option_history.history(run), "lr") == [(0, 0.1)]
     run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}))
     assert option_history.history(run) == [(0, {"steps": 5, "lr": 0.2})]
-    # a phase changes the options of later starts, too
-    run = resumed({"lr": 0.1, "seq-len": 8}, (3, {"lr": 0.2}), (7, {"lr": 0.3}))
-    phases = [{"step": 5, "changed": [{"name": "seq-len", "new": 64}]}]
-    assert [(step, *o.values()) for step, o in option_history.history(run, phases)] == [
-        (0, 0.1, 8),
-        (3, 0.2, 8),
-        (5, 0.2, 64),
-        (7, 0.3, 64),
-    ]
     first = {"steps": 10, "total-batch": 4, "lr": 0.1, "seed": 1, "attention": "baseline"}
-    phases = [{"step": 6, "changed": [{"name": "total-batch", "new": 16}]}]
-    run = runs.Run("run", "baseline", 1, 0.1, {"options": first, "phases": phases})
+    run = runs.Run("run", "baseline", 1, 0.1, resumed(first, (6, {"total-batch": 16})))
     assert [run.tokens_at(step) for step in (6, 7, 10)] == [24, 40, 88]
 
 

@@ -1,13 +1,12 @@
 """What a resume changes: the decay of the learning rate, the data, the lengths and the batch; and --minutes."""
 
-import json
 import os
 import re
 import shutil
 
 import pytest
 from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, checkpoint, expect_same, has_open, overwrite
-from program import read_json, records, resume, run_trainer, seal, trainer, without_times
+from program import read_json, records, resume, run_trainer, trainer, without_times
 from ranks import EXPERTS, MODEL, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --lr 1e-3 --threads 2"
@@ -200,82 +199,6 @@ def test_a_start_without_a_checkpoint(corpus, tmp_path):
         "option --grad-clip: 1 in the checkpoint, 3 now",
         "option --lr: 0.5 before, 0.001 now",
     ]
-
-
-# ---- runs of earlier programs
-
-
-def made_earlier(run, step, phases, **options):
-    """Makes a run's files those of an earlier program with these options of the first phase, and later phases."""
-    named = {"phase": "a text", "batch-schedule": None, "decay-now": False, **options}
-    for path in (run / "run.json", checkpoint(run, step) / "trainer_state.json"):
-        found = read_json(path)
-        found["options"].update(named)
-        if "starts" in found:
-            found["starts"] = [{key: found["starts"][0][key] for key in ("command_line", "step", "changed")}]
-            changed = lambda options: [{"name": name, "old": None, "new": new} for name, new in options.items()]
-            found["phases"] = [{"step": step, "changed": changed(options)} for step, options in phases.items()]
-        seal(path, json.dumps(found, indent=2))
-
-
-def test_earlier_phases(corpus, tmp_path):
-    """a run with phases of an earlier program resumes in its phase, and only by starts that say what follows"""
-    later = tmp_path / "later"
-    braces = f"{later}/{{one,two}}.bin"
-    later.mkdir()
-    for name in ("one.bin", "two.bin"):
-        shutil.copy(corpus / "val.bin", later / name)
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    start(corpus, run, "--steps 8 --stop-after 2").done()
-    resume(run, "--seq-len 32 --batch-size 2 --stop-after 3").done()
-    shutil.copytree(run, whole, symlinks=True)
-    phases = {
-        2: {"seq-len": 32, "batch-size": 2},
-        4: {"train-data": braces, "lr": 0.0005},
-        6: {"total-batch": 128},
-        9: {"lr": 1},
-    }
-    made_earlier(run, 3, phases, **{"seq-len": 16, "batch-size": 4})
-    lines = [
-        f"diffv2: {run} is at step 3 and was started with phases, which are resumes now: these starts continue it\n",
-        f"diffv2:   --out {run} --resume --stop-after 4",
-        f"diffv2:   --out {run} --resume --train-data '{braces}' --lr 0.0005 --stop-after 6",
-        f"diffv2:   --out {run} --resume --total-batch 128 --stop-after 9",
-        "diffv2: this start would pass step 4 without the options of the next phase: give them, or --stop-after 4\n",
-    ]
-    refused = resume(run, "--steps 10")
-    assert refused.status == FAILED and [line in refused.err for line in lines] == [True] * 5, refused.err
-    second = ("--lr 0.0005 --train-data", braces)
-    for options in ([], ["--lr 0.0005"], ["--stop-after 5"], ["--total-batch 128", *second]):
-        assert resume(run, *options).status == FAILED, options
-    for path in (run, whole):
-        resume(path, "--stop-after 4 --threads 1").done()
-    assert "this start would pass step 4 without the options of the next phase: give them\n" in resume(run).err
-    for options in ([*second, "--stop-after 6"], ["--total-batch 128"]):
-        assert resume(run).status == FAILED
-        for path in (run, whole):
-            resume(path, *options).done()
-    expect_same(checkpoint(whole, 8), checkpoint(run, 8))
-    assert without_times(records(run, "train")) == without_times(records(whole, "train"))
-    described = read_json(run / "run.json")
-    assert {item["name"]: item["new"] for item in described["starts"][1]["changed"]} == {"seq-len": 32, "batch-size": 2}
-
-
-def test_earlier_batches(corpus, tmp_path):
-    """a --batch-schedule of an earlier program before the first checkpoint; phases that were changed on a resume"""
-    run = tmp_path / "run"
-    start(corpus, run, "--steps 6 --stop-after 3").done()
-    made_earlier(run, 3, {5: {"total-batch": 128}}, **{"phase": None, "batch-schedule": "64@0,128@5"})
-    shutil.copytree(run, tmp_path / "changed", symlinks=True)
-    shutil.rmtree(checkpoint(run, 3))
-    (run / "log.jsonl").write_text("")
-    assert "is at step 0" in resume(run).err
-    resume(run, "--stop-after 5").done()
-    assert [record["tokens"] for record in records(run, "train")] == [64, 128, 192, 256, 320]
-    described = read_json(tmp_path / "changed/run.json")
-    described["options"]["batch-schedule"] = "64@0,256@5"
-    (tmp_path / "changed/run.json").write_text(json.dumps(described))
-    resume(tmp_path / "changed").one_line(FAILED, "resumed with another --batch-schedule, which was removed")
 
 
 # ---- the trial of --minutes
