@@ -48,7 +48,6 @@ from validation import BYTES_PER_TOKEN, Choice, Sample, Validation, bytes_per_to
 
 STATE = "progress.json"
 VALIDATION = "validation.part"  # the tokens of val_000000.bin so far
-ADDED = ("tokenizer_xxh64",)  # options that progress.json of earlier versions lacks
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
 
@@ -388,12 +387,7 @@ def load_state(out, wanted, force):
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         was = state["options"]
-        if "val_tokens" not in state:  # of an earlier version
-            if state["shards"] and not (out / "corpus.json").exists():
-                begun = f"{out} was started by a version that chose other documents for validation"
-                raise BadInput(f"{begun}: use another --out, or --force to start again")
-            state["val_tokens"], was["val_tokens"] = 0, wanted["val_tokens"]
-        different = [k for k in wanted if was.get(k, wanted[k] if k in ADDED else None) != wanted[k]]
+        different = [k for k in wanted if was.get(k) != wanted[k]]
         if different and not state["shards"]:  # at most a tokenizer exists
             (out / "tokenizer.json").unlink(missing_ok=True)
             return empty

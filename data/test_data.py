@@ -545,19 +545,6 @@ def test_a_run_that_ends_at_any_flush_resumes_to_the_same_corpus():
     assert count > 15
 
 
-def test_a_corpus_of_an_earlier_version_is_kept_and_its_beginning_is_refused():
-    write_jsonl("in.jsonl", make_documents(300))
-    command = f"in.jsonl --out o {BYTES} --shard-tokens 20000"
-    prepare(command).done()
-    state = read_json("o/progress.json")
-    del state["val_tokens"]
-    state["options"]["val_tokens"] = 1234
-    write("o/progress.json", json.dumps(state))
-    assert "is finished" in prepare(command).done().out
-    os.remove("o/corpus.json")
-    refused("was started by a version that chose other documents for validation", "o", command)
-
-
 def test_documents_with_a_field_are_for_validation_in_shards_of_its_values():
     documents = make_documents(40)
     parts = {"all": documents[:5], "git": documents[5:12], None: documents[12:]}

@@ -44,15 +44,6 @@ static const char *const small_model =
 #define EXPECT_STATUS(r, wanted) \
     EXPECT((r).status == (wanted), "exit status %d, not %d; stderr: %.200s", (r).status, (int)(wanted), (r).err)
 
-static void test_missing_token_count(void) {
-    cJSON *old = cJSON_Parse("{\"options\": {\"total-batch\": 192}}"),
-          *new_one = cJSON_Parse("{\"options\": {\"total-batch\": 192}, \"tokens\": 1000}");
-    EXPECT(state_tokens(old, 5, "x") == 960 && state_tokens(new_one, 5, "x") == 1000, "tokens of a checkpoint: %d, %d",
-           (int)state_tokens(old, 5, "x"), (int)state_tokens(new_one, 5, "x"));
-    cJSON_Delete(old);
-    cJSON_Delete(new_one);
-}
-
 // The state of a run that is computed here, in double but for the gradients, from the definitions.
 typedef struct {
     Model model;
@@ -162,6 +153,5 @@ static void test_run_equals_definitions(void) {
 }
 
 static const Test program_tests[] = {
-    {"a checkpoint that does not state its tokens has those of its steps", test_missing_token_count},
     {"the log of a run agrees with the definitions of a step", test_run_equals_definitions},
 };

@@ -218,14 +218,6 @@ static inline Launch launch_by_slurm(int launched) {
     return l;
 }
 
-static inline void launch_warn_of_variables(void) {
-    static const char *const unused[] = {"DIFFV2_SECRET", "MASTER_ADDR", "MASTER_PORT"};
-    for (int i = 0; i < 3; i++)
-        if (getenv(unused[i]))
-            warn("%s is not used any more: the ranks find each other in the directory of --out or --rendezvous",
-                 unused[i]);
-}
-
 // Opens a file, and waits for rank `writer` to make it, or the directory of one that is created here.
 static inline int launch_open(const char *file, int flags, const CommStart *start, int writer) {
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
@@ -267,7 +259,6 @@ static inline void launch_read(const char *file, const CommStart *start, int wri
 static inline void launch_exchange(const char *path, const CommStart *start, char *data, size_t bytes, int parts) {
     char file[PATH_SIZE];
     if (comm.rank == 0) {
-        launch_warn_of_variables();
         launch_make_parent(start->directory);
         CHECK(mkdir(path, 0700) == 0, "cannot create %s: %s%s", path, strerror(errno),
               errno == EEXIST ? "; another start has the same job, step and restart" : "");

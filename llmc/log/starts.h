@@ -2,8 +2,7 @@
 starts.h: the list of a run's starts, for run.json and log.jsonl: the command, machine and changed options of each
 start.
 
-  void   starts_begin(run)                     adds "starts" with the entry of the first start, if it is missing: in a
-                                               new description, and in the run.json of versions that did not write it
+  void   starts_begin(run)                     adds "starts" with the entry of the first start to a new description
   cJSON *starts_changed(run, checkpoint, now)  the options that a resume changes: [{"name": NAME, "old": VALUE, "new":
                                                VALUE}, ...]
   void   starts_append(run, description, step, changed)
@@ -50,7 +49,6 @@ static inline cJSON *starts_entry(const cJSON *description, int64_t step, const 
 }
 
 static inline void starts_begin(cJSON *run) {
-    if (json_member(run, "starts")) return;
     cJSON *none = cJSON_CreateArray(), *starts = cJSON_CreateArray();
     CHECK(starts && cJSON_AddItemToArray(starts, starts_entry(run, 0, none)), "out of memory for a JSON text");
     json_add(run, "starts", starts);
@@ -58,7 +56,6 @@ static inline void starts_begin(cJSON *run) {
 }
 
 static inline void starts_append(cJSON *run, const cJSON *description, int64_t step, const cJSON *changed) {
-    starts_begin(run);
     cJSON *starts = cJSON_GetObjectItemCaseSensitive(run, "starts");
     CHECK(cJSON_IsArray(starts), "\"starts\" in run.json is not a list; restore the file, or use another --out");
     CHECK(cJSON_AddItemToArray(starts, starts_entry(description, step, changed)), "out of memory for a JSON text");

@@ -79,18 +79,10 @@ static inline uint64_t state_number(const cJSON *json, const char *key, uint64_t
 // Whether the program of the checkpoint read each corpus of a mixture in epochs.
 static inline bool state_has_mixture_epochs(const cJSON *json) { return cJSON_HasObjectItem(json, "mixture_epochs"); }
 
-// The tokens of the steps up to a checkpoint. Checkpoints of versions that did not count them have one --total-batch.
-static inline int64_t state_tokens(const cJSON *json, int64_t step, const char *path) {
-    double total_batch = 0;
-    if (cJSON_HasObjectItem(json, "tokens")) return (int64_t)state_number(json, "tokens", INT64_MAX / 2, path);
-    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "options"), "total-batch", &total_batch);
-    return (int64_t)fmin((double)step * total_batch, 0x1p53);
-}
-
 static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, const char *path) {
     s->step = (int64_t)state_number(json, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     s->updates = (int64_t)state_number(json, "updates", (uint64_t)s->step, path);
-    s->tokens = state_tokens(json, s->step, path);
+    s->tokens = (int64_t)state_number(json, "tokens", INT64_MAX / 2, path);
     bool bad = cJSON_HasObjectItem(json, "val_not_finite_since");
     s->val_not_finite_since =
         bad ? (int64_t)state_number(json, "val_not_finite_since", (uint64_t)s->step + 1, path) : 0;

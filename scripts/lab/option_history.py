@@ -1,6 +1,5 @@
 """option_history.py: the options of a run step by step, and the differences that prevent a comparison of two runs."""
 
-import math
 
 from .schema import TYPES
 
@@ -114,47 +113,29 @@ def differences(a, b, names=("one run", "the other"), ignored=()):
 # ---- validation data
 
 
-def validation(info, options, record=None):
-    """{windows, fingerprint or None, path, size} of the data of a validation with these options; None without one. The
-    log record has the first two; for older trainers they are derived."""
-    record, sources = record or {}, info.get("data", {}).get("val", [])
-    if options.get("val-data") is None:
-        return None
-    windows, fingerprint = record.get("windows"), record.get("data_fingerprint")
-    counts = [options.get(key) for key in ("val-steps", "batch-size")]
-    if windows is None and all(map(TYPES["non-negative integer"], counts)):
-        there = sum(source.get("windows", math.inf) for source in sources) if sources else math.inf
-        windows = min(math.prod(counts), there)
-    if fingerprint is None and len(sources) == 1 and options["val-data"] == info["options"].get("val-data"):
-        fingerprint = sources[0].get("fingerprint")
-    size = "; ".join(f"{shown(source.get('tokens'))} in {shown(source.get('shards'))}" for source in sources) or None
-    fingerprint = None if fingerprint is None else str(fingerprint)
-    return {"windows": windows, "fingerprint": fingerprint, "path": options["val-data"], "size": size}
-
-
 def validations(info, log):
-    """[(step, validation())] of a run's log, as changes(). Before the first validation it follows from the options."""
+    """[(step, {windows, fingerprint})] of the validations of a run's log, as changes(); {} before the first one, None
+    without validation data."""
     entries, found = history(info), []
     for record in (r for r in log if r["kind"] == "val"):
-        options = [options for step, options in entries if step < record["step"] or step == 0][-1]
-        found.append((record["step"] if found else 0, validation(info, options, record)))
-    return changes(found) or [(0, validation(info, entries[-1][1]))]
+        fingerprint = record.get("data_fingerprint")
+        read = {"windows": record.get("windows"), "fingerprint": None if fingerprint is None else str(fingerprint)}
+        found.append((record["step"] if found else 0, read))
+    return changes(found) or [(0, None if entries[-1][1].get("val-data") is None else {})]
 
 
 def validation_differences(one, other, names):
     """The differences in data or windows between two validations(), one line each."""
     reads = [read for _, read in one + other]
+    if {} in reads:
+        return []
     if None in reads:
-        facts = [("--val-data", lambda read: read and read["path"])]
-    elif None in [read["fingerprint"] for read in reads]:
-        facts = [
-            ("--val-data", lambda read: read["path"]),
-            ("tokens and shards of the validation data", lambda read: read["size"]),
-        ]
+        facts = [("--val-data", lambda read: "none" if read is None else "given")]
     else:
-        facts = [("fingerprint of the validation data", lambda read: read["fingerprint"])]
-    if None not in reads:
-        facts.append(("windows of validation (--val-steps times --batch-size)", lambda read: read["windows"]))
+        facts = [
+            ("fingerprint of the validation data", lambda read: read["fingerprint"]),
+            ("windows of validation (--val-steps times --batch-size)", lambda read: read["windows"]),
+        ]
     found = []
     for what, get in facts:
         x, y = (changes([(step, get(read)) for step, read in pairs]) for pairs in (one, other))

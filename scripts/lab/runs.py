@@ -61,7 +61,7 @@ class Run:
     state: str = "new"  # new, begun, running, diverged or done
     last: int = 0  # last step of the log
     val: list = field(default_factory=list)  # [{step, loss}]
-    reads: list = field(default_factory=list)  # [{step, data: option_history.validation()}]
+    reads: list = field(default_factory=list)  # [{step, data}]: option_history.validations()
     eval: dict | None = None  # loss, windows, data_fingerprint, positions: mean losses of position_ranges()
     curve: dict = field(default_factory=dict)  # {step, loss, grad_norm: POINTS numbers}
     spikes: dict = field(default_factory=dict)  # {loss, grad_norm: [spikes, steps that have a z score]}
@@ -86,8 +86,7 @@ class Run:
 
     @property
     def steps(self):
-        """The final step. The log may go beyond run.json, in which older trainers did not record a resume."""
-        return max(int(self.options["steps"]), self.last)
+        return int(self.options["steps"])
 
     def tokens_at(self, step):
         """Tokens of the first `step` steps."""
@@ -147,7 +146,7 @@ class Run:
         return (self.eval or {}).get("positions") or []
 
     def windows(self, by_eval):
-        """Validation windows of final_loss(); None if an older trainer did not record them."""
+        """Validation windows of final_loss(); None before it."""
         return (self.eval or {}).get("windows") if by_eval else (self.reads[-1]["data"] or {}).get("windows")
 
     def final_loss(self, by_eval):

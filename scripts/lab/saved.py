@@ -16,7 +16,7 @@ STUDY = {
     **{key: schema.LAB[key] for key in ("sweep-seeds?", "registration?")},
 }
 COLUMN = ["number or null"]
-READ = {"windows": "number or null", **{key: ("text",) for key in ("fingerprint", "path", "size")}}
+READ = {"windows?": "number or null", "fingerprint?": ("text",)}
 RUN = {
     **{key: "text" for key in ("name", "arm", "state")},
     "seed": "64-bit integer",

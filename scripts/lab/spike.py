@@ -70,12 +70,6 @@ def changes_after(words, step):
     return " ".join(f"{max(int(a), step + 1)}-{b or a}{rest}" for a, b, rest in ranges if int(b or a) > step)
 
 
-def start_of(entry):
-    """A start of run.json with its threads and command line: earlier programs wrote threads among its devices only."""
-    found = re.search(r"CPU: (\d+) thread", "\n".join(entry.get("devices", [])))
-    return {"command_line": [], **({"threads": int(found[1])} if found else {}), **entry}
-
-
 class Search:
     """Replays of a run from the checkpoint of step `begin` up to step `last`, and what follows from them."""
 
@@ -112,15 +106,15 @@ class Search:
         """Takes over what the start that ran the step chose. Replays end where a start that chose otherwise begins."""
         starts, chosen = {s["step"]: s for s in self.info.get("starts", [])}, None
         for begun, options in option_history.history(self.info):
-            start = start_of(starts.get(begun, self.info))
+            start = starts.get(begun, self.info)
             numbers = {key: value for key, value in options.items() if key not in REPLACED}
-            choice = numbers, changes_after(start["command_line"], self.begin), *map(start.get, OF_START)
+            choice = numbers, changes_after(start.get("command_line", []), self.begin), *map(start.get, OF_START)
             if begun < self.step:
                 self.options, self.start, chosen = options, start, choice
             elif begun < self.last and choice != chosen:
                 self.last = begun
                 print(f"note: the run was resumed differently after step {self.last}: replays end there")
-        ranks, words = self.start.get("ranks", 1), self.start["command_line"]
+        ranks, words = self.start.get("ranks", 1), self.start.get("command_line", [])
         if ranks > 1 and not self.a.launch and not shutil.which("mpirun"):
             raise RunError(f"the run had {ranks} ranks, and there is no mpirun: specify --launch COMMAND")
         self.launch = self.a.launch or (f"{MPIRUN} {ranks}" if ranks > 1 else "")
@@ -294,7 +288,7 @@ class Search:
             why = "the program of the run repeated some windows of a mixture and left out others"
             raise RunError(f"the replay {said}, because {why}: name the program with --trainer")
         print(f"{'unchanged':<46} rise {left:8.4f}  {said}")
-        started = start_of(run_directory.read_run(self.out / "replay_000")["starts"][-1])
+        started = run_directory.read_run(self.out / "replay_000")["starts"][-1]
         for key in ("revision", *OF_START):
             if started.get(key) != self.start.get(key):
                 print(f"note: the run has {key} {self.start.get(key)}, its replays {started.get(key)}")

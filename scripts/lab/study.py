@@ -214,7 +214,7 @@ def differences(first, run, ignored):
     reads = ([(read["step"], read["data"]) for read in r.reads] for r in (first, run))
     found += option_history.validation_differences(*reads, names)
     for what, key in (("windows of the evaluation", "windows"), ("data of the evaluation", "data_fingerprint")):
-        x, y = ((r.eval or {}).get(key) for r in (first, run))  # older trainers do not name their data
+        x, y = ((r.eval or {}).get(key) for r in (first, run))
         if x is not None and y is not None and str(x) != str(y):
             found.append(f"{what}: {x} in {names[0]}, {y} in {names[1]}")
     return found
@@ -244,11 +244,6 @@ def check(study):
             problems.append(f"{both} are both arm {run.arm} with rate {run.rate:g} and seed {run.seed}")
         if run.changes:
             study.notes.append(f"{run.name} was resumed under other options: {'; '.join(run.changes)}.")
-        if run.last > int(run.options["steps"]):
-            study.notes.append(
-                f"{run.name} continued to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: "
-                "an older trainer resumed it without recording the options."
-            )
     for what, values in (
         ("revisions of the trainer", set().union(*(run.values_of("revision") for run in study.runs))),
         ("hosts", set().union(*(run.values_of("host") for run in study.runs))),

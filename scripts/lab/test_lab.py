@@ -272,8 +272,6 @@ def resumed(first, *starts):
 
 
 def test_the_option_history_follows_from_the_starts():
-    old = {"options": {"steps": 5, "lr": 0.1}}
-    assert option_history.history(old) == [(0, old["options"])]  # of an older trainer, without starts
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
     assert option_history.history(run) == [
         (0, {"steps": 5, "lr": 0.1}),
@@ -330,13 +328,10 @@ def test_a_changed_option_is_a_difference_with_its_step():
     ]
 
 
-def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True):
-    """option_history.validations() of a run with this validation, from the log or only run.json."""
-    data = {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]}
-    info = {"options": {"val-data": path, "val-steps": steps, "batch-size": 2}, "data": data}
-    record = {"kind": "val", "step": 0, "loss": 1.0}
-    record |= {} if windows is None else {"windows": windows, "data_fingerprint": fingerprint}
-    return option_history.validations(info, [record] if log else [])
+def validated(*windows, fingerprint="7", path="d"):
+    """option_history.validations() of a run with validations of so many windows, five steps apart."""
+    val = [{"kind": "val", "step": 5 * i, "windows": n, "data_fingerprint": fingerprint} for i, n in enumerate(windows)]
+    return option_history.validations({"options": {"val-data": path}}, val)
 
 
 WINDOWS = "windows of validation (--val-steps times --batch-size)"
@@ -344,25 +339,13 @@ WINDOWS = "windows of validation (--val-steps times --batch-size)"
 
 def test_validations_with_other_windows_are_not_compared():
     same = lambda a, b: option_history.validation_differences(a, b, ("A", "B"))
-    assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
-    assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
-    assert same(validated(8, "7"), validated(16, "7")) == [f"{WINDOWS}: 8 in A, 16 in B"]
-    # logs of older trainers, without windows: those of the options, limited by the data
-    assert same(validated(8, "7"), validated()) == [] and validated()[0][1]["windows"] == 8
-    assert validated(steps=1000)[0][1]["windows"] == 50
-    assert same(validated(), validated(steps=8)) == [f"{WINDOWS}: 8 in A, 16 in B"]
-    assert same(validated(), validated(path="elsewhere")) == ["--val-data: d in A, elsewhere in B"]
-    assert same(validated(), validated(tokens=98)) == [
-        "tokens and shards of the validation data: 99 in 1 in A, 98 in 1 in B"
-    ]
-    assert same(validated(log=False), validated(steps=8, log=False)) != []
-    assert same(validated(), validated(path=None)) == ["--val-data: d in A, none in B"]
+    assert same(validated(8), validated(8, path="elsewhere")) == []
+    assert same(validated(8), validated(8, fingerprint="6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
+    assert same(validated(8), validated(16)) == [f"{WINDOWS}: 8 in A, 16 in B"]
+    assert same(validated(8), validated()) == []  # it has just started
+    assert same(validated(8), validated(path=None)) == ["--val-data: given in A, none in B"]
     assert same(validated(path=None), validated(path=None)) == []
-    more = option_history.validations(
-        resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
-        [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)],
-    )
-    assert same(validated(), more)[-1] == f"{WINDOWS}: 8 in A, 8 then 16 at step 10 in B", same(validated(), more)
+    assert same(validated(8), validated(8, 8, 16)) == [f"{WINDOWS}: 8 in A, 8 then 16 at step 10 in B"]
 
 
 def test_differences_that_prevent_a_comparison_are_listed():

@@ -155,10 +155,6 @@ def test_launcher_variables(odd):
     ]:
         launched = f"SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 {env}"
         on_device(odd, MODEL, env=launched).one_line(FAILED, words)
-    # variables of an earlier version
-    result = run_ranks(odd, 2, MODEL, "--batch-size 2 --steps 1", env="DIFFV2_SECRET=1 MASTER_ADDR=a").done()
-    assert result.err.count("\n") == 2 and "MASTER_ADDR is not used" in result.err, result
-    assert "DIFFV2_SECRET is not used any more: the ranks find each other in" in result.err
 
 
 @pytest.mark.parametrize(("option", "text"), [("--help", "Usage: "), ("--version", "train_diffv2 0.")])

@@ -1,7 +1,6 @@
 """Resumed runs are the same runs; starts and resumes that are refused."""
 
 import fcntl
-import json
 import shutil
 
 import pytest
@@ -189,21 +188,6 @@ def test_recorded_options(corpus, tmp_path):
         assert described[key] == starts[0][key]
     assert described["options"]["lr"] == 0.001
     assert starts[4]["command_line"][-1] == "128"
-
-
-def test_run_of_older_version(corpus, tmp_path):
-    """a resume of a run of an older version adds the missing start"""
-    run = tmp_path / "run"
-    train(corpus, run, "--steps 2").done()
-    before = read_json(run / "run.json")
-    del before["starts"]
-    (run / "run.json").write_text(json.dumps(before))
-    resume(run, "--steps 3 --threads 2").done()
-    after = read_json(run / "run.json")
-    first, second = after.pop("starts")
-    assert after == before, "the other keys of run.json have changed"
-    assert first["step"] == 0 and first["command_line"] == before["command_line"] and first["changed"] == []
-    assert second["step"] == 2 and len(second["changed"]) == 1
 
 
 def test_run_of_a_removed_variant(corpus, tmp_path):
