@@ -50,6 +50,7 @@ STATE = "progress.json"
 VALIDATION = "validation.part"  # the tokens of val_000000.bin so far
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
+BPE_SAMPLE = 200e6
 
 
 class Bytes:
@@ -108,19 +109,19 @@ def find_tokenizer(options, out, inputs):
         if options.train_bpe:
             train_bpe(options, inputs, out, temporary)
         else:
-            write_tokenizer_json(name, options.gpt2_ranks, temporary)
+            write_tokenizer_json(name, temporary)
         os.replace(temporary, path)
     tokenizer = Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
     token_table.read_tokenizer(path)  # exits if the C program cannot decode: before the documents are tokenized
     return tokenizer
 
 
-def write_tokenizer_json(name, gpt2_ranks, path):
+def write_tokenizer_json(name, path):
     """A copy of the tokenizer.json of GPT-2, a file, or a repository of the Hub."""
     if name == "gpt2":
         import gpt2_tokenizer
 
-        gpt2_tokenizer.write_tokenizer(path, gpt2_ranks)
+        gpt2_tokenizer.write_tokenizer(path)
     elif os.path.exists(name):
         shutil.copyfile(name, path)
     else:
@@ -132,7 +133,7 @@ def write_tokenizer_json(name, gpt2_ranks, path):
 
 
 def train_bpe(options, inputs, out, path):
-    """Trains a byte-level BPE with GPT-2's pattern on the first --bpe-sample bytes of the documents."""
+    """Trains a byte-level BPE with GPT-2's pattern on the first BPE_SAMPLE bytes of the documents."""
 
     def texts():
         size = 0
@@ -141,10 +142,10 @@ def train_bpe(options, inputs, out, path):
                 if text:
                     size += len(text.encode())
                     yield text
-                if size >= options.bpe_sample:
+                if size >= BPE_SAMPLE:
                     return
 
-    print(f"training a BPE of {options.train_bpe} tokens on up to {options.bpe_sample / 1e6:.0f} MB", flush=True)
+    print(f"training a BPE of {options.train_bpe} tokens on up to {BPE_SAMPLE / 1e6:.0f} MB", flush=True)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -418,15 +419,14 @@ def prepare(options):
     except OSError:
         raise BadInput(f"another prepare.py is writing to {out}: wait for it, or use another --out") from None
     kept = (
-        "tokenizer train_bpe bpe_sample separator separator_place text_field val_tokens val_field shard_tokens "
+        "tokenizer train_bpe separator separator_place text_field val_tokens val_field shard_tokens "
         "max_tokens max_document skip_bad"
     ).split()
     wanted = {k: getattr(options, k) for k in kept} | {
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],
     }
-    source = options.gpt2_ranks if options.tokenizer == "gpt2" else options.tokenizer
-    wanted["tokenizer_xxh64"] = file_digest(source) if source and os.path.isfile(source) else None
+    wanted["tokenizer_xxh64"] = file_digest(options.tokenizer) if os.path.isfile(options.tokenizer) else None
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
         tokens = sum(s["tokens"] for s in state["shards"])

@@ -227,7 +227,7 @@ def find_tokenizer(options, directory):
             raise BadInput(f"--separator: --tokenizer {name} specifies it")
         return prepare.Bytes() if name == "bytes" else corpus_tokenizer(Path(name))
     path = directory / "tokenizer.json"
-    prepare.write_tokenizer_json(name, options.gpt2_ranks, path)
+    prepare.write_tokenizer_json(name, path)
     return prepare.Library(path, name, options.separator, required=False)
 
 
@@ -244,7 +244,6 @@ def parse_arguments():
         help="begin each context with the separator of documents (default: if the tokenizer has one)",
     )
     parser.add_argument("--separator", metavar="TEXT", help="the separator (default: the tokenizer's own)")
-    parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
     options = parser.parse_args()
     if options.examples is not None and options.examples < 1:
         parser.error(f"--examples {options.examples}: must be at least 1")

@@ -23,9 +23,6 @@ def parse_arguments(description):
         "--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents"
     )
     parser.add_argument(
-        "--bpe-sample", type=float, default=200e6, metavar="BYTES", help="text that the BPE is trained on (2e8)"
-    )
-    parser.add_argument(
         "--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)"
     )
     parser.add_argument(
@@ -73,10 +70,9 @@ def parse_arguments(description):
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)"
     )
     parser.add_argument("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
-    parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
     parser.add_argument("--force", action="store_true", help="replace the corpus in DIR")
     options = parser.parse_args()
-    for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "bpe_sample", "workers"):
+    for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "workers"):
         value, least = getattr(options, name), 0 if name == "max_tokens" else 1
         most = 1e9 if name == "val_tokens" else 1e15  # one shard, whose header holds up to 2^32 tokens
         if value is None:  # computed from the input
@@ -88,8 +84,6 @@ def parse_arguments(description):
         parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
     if options.shard_tokens > 2**32 - 1 - options.max_document:
         parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
-    if options.gpt2_ranks and (options.tokenizer != "gpt2" or options.train_bpe):
-        parser.error("--gpt2-ranks requires --tokenizer gpt2")
     options.bytes = options.tokenizer == "bytes" and not options.train_bpe
     if options.delimiter is not None:
         try:
@@ -124,13 +118,11 @@ def checked_arguments(description):
     """The options. Exits if they, or local paths, are wrong."""
     options = parse_arguments(description)
     try:
-        for flag in ("tokenizer", "gpt2_ranks"):
-            path = getattr(options, flag)
-            local = flag != "tokenizer" or path.endswith(".json")  # else it may be a repository of the Hub
-            if path and local and not os.path.isfile(path):
-                raise BadInput(f"--{flag.replace('_', '-')} {path} is not a file")
-            if path and os.path.isfile(path) and Path(options.out).resolve() in Path(path).resolve().parents:
-                raise BadInput(f"--{flag.replace('_', '-')} {path} is inside --out, where files are replaced: move it")
+        path = options.tokenizer
+        if path.endswith(".json") and not os.path.isfile(path):  # else it may be a repository of the Hub
+            raise BadInput(f"--tokenizer {path} is not a file")
+        if os.path.isfile(path) and Path(options.out).resolve() in Path(path).resolve().parents:
+            raise BadInput(f"--tokenizer {path} is inside --out, where files are replaced: move it")
         if os.path.exists(options.out) and not os.path.isdir(options.out):
             raise BadInput(f"--out {options.out} is not a directory")
         find_inputs(options, notes=False)

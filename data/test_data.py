@@ -346,9 +346,10 @@ def test_invalid_input_is_a_one_line_error():
         "--val-tokens 10000000 leaves nothing for training: the text has", "o3", "good.jsonl", BYTES, "--val-tokens 1e7"
     )
     refused("does not exist", "o4", "nothing", SMALL)
-    refused("is not a token in base64 and its rank", "o8", "good.jsonl --gpt2-ranks good.jsonl")
+    gpt2 = lambda ranks: run("gpt2_tokenizer.py", "gpt2.json --ranks", ranks)
+    failed(gpt2("good.jsonl"), "o8", "is not a token in base64 and its rank")
     write("ranks", b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256)))
-    refused("has other ranks than GPT-2", "o9", "good.jsonl --gpt2-ranks ranks")
+    failed(gpt2("ranks"), "o9", "has other ranks than GPT-2")
     refused("not a tokenizer.json", "o5", "good.jsonl --tokenizer good.jsonl")
     refused("--val-tokens 0", "o6", "good.jsonl --val-tokens 0")
     refused("--val-tokens 2e+09: must be an integer from 1 to 1e+09", "o6", "good.jsonl --val-tokens 2e9")
@@ -624,7 +625,6 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         ("fineweb --tokenizer none.json", "--tokenizer none.json is not a file"),
         ("fineweb --out in/a.rst", "--out in/a.rst is not a directory"),
         ("fineweb --val-tokens 0", "--val-tokens 0"),
-        ("fineweb --gpt2-ranks r --tokenizer bytes", "--gpt2-ranks requires --tokenizer gpt2"),
         ("other/a.txt --val-field v", "a.txt: --val-field requires files of JSON lines"),
         ("other/a.parquet --val-field v", "a.parquet: --val-field requires files of JSON lines"),
         ("other/a.parquet --delimiter d", "a.parquet: --delimiter requires text files"),

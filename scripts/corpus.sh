@@ -3,7 +3,6 @@
 # sources that is available:
 #   bible    the King James Bible, packages bible-kjv and bible-kjv-text (4 MB of text)
 #   gcide    the Collaborative International Dictionary of English, package dict-gcide (32 MB)
-#   system   this machine's manual pages and licences (at least 1 MB)
 #   project  the sources of this program (less than 1 MB: training soon repeats them)
 # Tokens are those of a BPE of 2048, or with --bytes the bytes of the text, as in the runs of results/.
 # Packages are downloaded with apt-get and unpacked, not installed, which requires no root. Existing shards are kept.
@@ -23,18 +22,18 @@ fail() {
 }
 
 force=no asked= tokens=(--bpe 2048)
-sources=(bible gcide system project)
+sources=(bible gcide project)
 for argument in "$@"; do
     case "$argument" in
     --force) force=yes ;;
     --bytes) tokens=() asked+=" $argument" ;;
-    gcide | bible | system | project) sources=("$argument") asked+=" $argument" ;;
+    gcide | bible | project) sources=("$argument") asked+=" $argument" ;;
     --help | -h)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/corpus.sh
         exit 0
         ;;
     *)
-        usage="usage: scripts/corpus.sh [--force] [--bytes] [bible|gcide|system|project]"
+        usage="usage: scripts/corpus.sh [--force] [--bytes] [bible|gcide|project]"
         fail "unexpected argument '$argument': $usage" 2
         ;;
     esac
@@ -103,31 +102,6 @@ make_bible() {
             print
         }' "$work/raw" >"$work/text" || return 1
     what="the King James Bible (package bible-kjv-text)"
-}
-
-# Manual pages without formatting requests, and licences. A page begins with .TH or .Dd.
-make_system() {
-    local file
-    {
-        find /usr/share/man/man[1578] -name '*.gz' -type f -print0 | sort -z | xargs -0 -r gzip -dc \
-            | head -c 30000000 | awk '
-            /^\.(TH|Dd) / { printf "\f" }
-            /^.?\\"/ || /^\.(TH|Dd|Dt|Os|ie|el|if|de|ds|nr|\.)/ { next }
-            /^[.\047]/ { sub(/^. *[A-Za-z]* */, "") }
-            {
-                gsub(/\\f([BIRP]|\([A-Z]+)|\\&|\\s[-+]?[0-9]/, "")
-                gsub(/\\-/, "-")
-                gsub(/\\\(aq/, "\047")
-            }
-            $0 != ""'
-        for file in /usr/share/common-licenses/*; do
-            if [ -L "$file" ] || [ ! -f "$file" ]; then continue; fi
-            printf '\f'
-            cat "$file"
-        done
-    } >"$work/text" 2>/dev/null || true
-    [ "$(wc -c <"$work/text")" -ge 1000000 ] || return 1
-    what="this machine's manual pages and licences"
 }
 
 make_project() {

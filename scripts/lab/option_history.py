@@ -1,6 +1,5 @@
 """option_history.py: the options of a run step by step, and the differences that prevent a comparison of two runs."""
 
-
 from .schema import TYPES
 
 # options of the update that the arms of a plan may vary, with their values in runs of trainers that lacked them

@@ -70,7 +70,6 @@ def parse_arguments(words):
         default=0,
         help="save and stop within this time; the same command continues (default: no limit)",
     )
-    parser.add_argument("--nice", type=int, default=0, help="added to the niceness of the runs")
     parser.add_argument("--no-eval", action="store_true", help="evaluate no checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their cost, then exit")
     parser.add_argument(
@@ -87,8 +86,6 @@ def parse_arguments(words):
         parser.error(f"--tokens {a.tokens}: must be a positive integer, such as 2M")
     if a.seeds and len(set(map(int, a.seeds.split(",")))) < len(a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: a seed is specified more than once")
-    if not -20 <= a.nice <= 19 or (a.nice < 0 and os.geteuid() != 0):
-        parser.error(f"--nice {a.nice}: must be 0 to 19, or as root -20 to 19")
     if not 0 <= a.minutes < float("inf"):
         parser.error(f"--minutes {a.minutes:g}: must be at least 0")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:

@@ -79,15 +79,13 @@ def launcher_of(run):
     return ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
 
 
-def die_with_parent(nice, number):
+def die_with_parent(number):
     """Returns a function for the child process: the kernel signals it when the lab dies, the terminal does not."""
     libc = ctypes.CDLL(None)
 
     def prepare():
         libc.prctl(PR_SET_PDEATHSIG, number)
         os.setsid()
-        if nice:
-            os.nice(nice)
 
     return prepare
 
@@ -162,7 +160,7 @@ class Queue:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent(self.arguments.nice, job.signals[0]),
+                preexec_fn=die_with_parent(job.signals[0]),
                 env=environment,
             )
 

@@ -659,7 +659,6 @@ def test_errors_are_one_line(place):
         (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
         (("--arms", ""), 2, "--arms '': the value is empty"),
         (("--dry-run", "--device", "H900"), 2, "--device 'H900' is unknown"),
-        (("--nice", "90"), 2, "--nice 90"),
         (("--trainer", place), 2, "Permission denied"),
         (("--trainer", program(place, "\x7fno program\n\0")), 2, "Exec format error"),
     ):
