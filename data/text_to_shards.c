@@ -42,6 +42,7 @@ text_to_shards: converts text to shards of tokens, the training data of train_di
 #include "../llmc/base/common.h"
 #include "../llmc/base/files.h"
 #include "../llmc/base/json.h"
+#include "../llmc/base/random.h"
 #include "../llmc/text/tokenizer.h"
 #include "bpe_files.h"
 #include <getopt.h>
@@ -90,7 +91,6 @@ typedef struct {
     uint64_t length;             // of the current document, without its separator; 0: not started
     uint64_t files, empty_files, binary_files, dropped;
     char *binary_names; // of the first LISTED of them, with commas
-    size_t *prefix;     // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
     size_t matched;     // bytes of the delimiter matched so far
     char first_dropped[PATH_MAX];
     uint64_t shards[SPLITS];    // number written under temporary names so far
@@ -161,8 +161,8 @@ static void document_end(Converter *c) {
     c->length = 0;
 }
 
-// One byte of text. A partial match of the delimiter is held back until it is complete or fails (Knuth-Morris-Pratt),
-// so that delimiters are found across chunks.
+// One byte of text. A partial match of the delimiter is held back until it is complete or fails, so that delimiters are
+// found across chunks. Of a match that fails, the longest end that is a beginning of the delimiter is still held back.
 static void text_byte(Converter *c, int byte) {
     const char *delimiter = c->options.delimiter;
     if (delimiter == NULL) {
@@ -170,7 +170,8 @@ static void text_byte(Converter *c, int byte) {
         return;
     }
     while (c->matched > 0 && (unsigned char)delimiter[c->matched] != byte) {
-        size_t kept = c->prefix[c->matched];
+        size_t kept = c->matched - 1;
+        while (memcmp(delimiter, delimiter + c->matched - kept, kept) != 0) kept--;
         for (size_t i = 0; i < c->matched - kept; i++) document_token(c, (unsigned char)delimiter[i]);
         c->matched = kept;
     }
@@ -185,19 +186,6 @@ static void text_end(Converter *c) {
     for (size_t i = 0; i < c->matched; i++) document_token(c, (unsigned char)c->options.delimiter[i]);
     c->matched = 0;
     document_end(c);
-}
-
-static void delimiter_prepare(Converter *c) {
-    const char *delimiter = c->options.delimiter;
-    size_t n = c->options.delimiter_length;
-    if (delimiter == NULL) return;
-    c->prefix = (size_t *)grow(NULL, (n + 1) * sizeof(size_t));
-    c->prefix[0] = c->prefix[1] = 0;
-    for (size_t i = 1, k = 0; i < n; i++) {
-        while (k > 0 && delimiter[k] != delimiter[i]) k = c->prefix[k];
-        if (delimiter[k] == delimiter[i]) k++;
-        c->prefix[i + 1] = k;
-    }
 }
 
 // Fills the chunk, except at the end of the input, so that its content does not depend on the pace of a pipe.
@@ -326,13 +314,8 @@ static void read_input(Converter *c, const char *path, bool named) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the split
 
-// A bijection (the finalizer of splitmix64), so that no two positions tie.
-static uint64_t position_hash(uint64_t z) {
-    z += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
+// A bijection, so that no two positions tie.
+static uint64_t position_hash(uint64_t position) { return random_mix(position + 0x9E3779B97F4A7C15ull); }
 static int compare_hashes(const void *a, const void *b) {
     uint64_t x = position_hash(*(const uint64_t *)a), y = position_hash(*(const uint64_t *)b);
     return x < y ? -1 : x > y;
@@ -847,7 +830,6 @@ int main(int argc, char **argv) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
-    delimiter_prepare(c);
     open_output(c);
     c->examines = true;
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
@@ -886,7 +868,6 @@ int main(int argc, char **argv) {
     bpe_free(&c->bpe);
     tdestroy(c->found, free);
     free(c->lengths);
-    free(c->prefix);
     free(c->binary_names);
     free((void *)c->options.delimiter);
     fclose(c->spool);
