@@ -5,24 +5,18 @@ from .schema import TYPES
 # options of the update that the arms of a plan may vary, with their values in runs of trainers that lacked them
 UPDATE = {
     "optimizer": "adamw",
-    "muon-split": "matrix",
-    "muon-momentum": 0.95,
     "parametrization": "standard",
     "base-width": 0,
     "base-depth": 0,
-    "base-head-dim": 0,  # of older trainers
     "z-loss": 0,
-    "clip-update-norm": None,
-    "qk-clip": 0,
     "schedule": "cosine",
-    "decay-shape": "linear",  # of older trainers
     "rollback": None,
 }
 # options that are the same in all runs of an arm: of its size, and others of the model and of its routers
 SHAPE = "layers hidden heads kv-heads head-dim ffn expert-ffn".split()
 MODEL = (
     "attention experts experts-active shared-experts dense-layers router-bias router-aux router-z router-bias-rate "
-    "rope-theta tie-embeddings window full-every yoco sparse-blocks sparse-block-size sparse-score qk-norm"
+    "rope-theta tie-embeddings window full-every yoco sparse-blocks sparse-block-size qk-norm"
 ).split()
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (

@@ -57,11 +57,7 @@ def options_of(run, rate, preset):
     shape = {name: str((scaled and o.get(name)) or o[of_model]) for name, of_model in base.items()}
     norm = {"qk-norm": True} if o.get("qk-norm") in (True, "yes") else {}
     changed = {key for key, default in option_history.UPDATE.items() if o.get(key, default) != default}
-    update = {
-        name: str(o[name])
-        for name in (*UPDATE, *sorted(changed - {"parametrization", "base-head-dim", *base}))
-        if name in o
-    }
+    update = {name: str(o[name]) for name in (*UPDATE, *sorted(changed - {"parametrization", *base})) if name in o}
     return {"preset": preset, "attention": o["attention"], **norm, "parametrization": "completep", **shape,
             "lr": f"{rate:.3g}", **update}  # fmt: skip
 
@@ -101,7 +97,7 @@ def main(words):
     except TrainerError as error:
         fail(str(error))
     print("\n" + " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in options.items()))
-    if head_dim != (swept := int(run.options.get("base-head-dim") or run.options["head-dim"])):
+    if head_dim != (swept := int(run.options["head-dim"])):
         print(
             f"the rate is not transferred from heads of width {swept} to {head_dim}: sweep with --head-dim {head_dim}"
         )

@@ -357,7 +357,7 @@ def test_differences_that_prevent_a_comparison_are_listed():
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
     short, long = ({"options": {"steps": n, "warmup": min(100, n // 10)}} for n in (500, 2000))
     assert option_history.differences(short, long, ignored={"steps"}) == []  # the default of both
-    for name, default in (("optimizer", "adamw"), ("base-width", 0), ("z-loss", 0), ("clip-update-norm", None)):
+    for name, default in (("optimizer", "adamw"), ("base-width", 0), ("z-loss", 0), ("rollback", None)):
         same, other = ({"options": {**a["options"], name: value}} for value in (default, 9))
         assert option_history.differences(a, same) == [], name  # an older trainer did not record it
         assert option_history.differences(a, other, ("A", "B")) == [

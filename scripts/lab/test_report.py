@@ -381,11 +381,11 @@ def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     rate, loss = suggest.minimum(points)
     assert abs(rate / 3e-3 - 1) < 1e-9 and abs(loss - 2) < 1e-9, (rate, loss)
     assert suggest.minimum(points[2:]) == (8e-3, None) and suggest.minimum(points[:1]) == (1e-3, None)
-    muon = {"optimizer": "muon", "qk-clip": 100, "parametrization": "completep", "base-width": 8, "beta1": 0.8}
+    muon = {"optimizer": "muon", "z-loss": 1e-4, "parametrization": "completep", "base-width": 8, "beta1": 0.8}
     shape = {"attention": "diff_v2", "hidden": 64, "layers": 2, "head-dim": 16}
     found = suggest.options_of(SimpleNamespace(options={**shape, **muon}), 0.01, "small")
     assert (found["base-width"], found["base-depth"], found["beta1"]) == ("8", "2", "0.8"), found
-    assert (found["optimizer"], found["qk-clip"], "z-loss" in found) == ("muon", "100", False), found
+    assert (found["optimizer"], found["z-loss"], "schedule" in found) == ("muon", "0.0001", False), found
 
 
 def test_the_final_loss_is_of_the_most_windows(tmp_path):
