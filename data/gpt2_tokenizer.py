@@ -14,12 +14,14 @@ lower rank.
 import argparse
 import base64
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import python_environment
 
 from outputs import open_output
 
@@ -69,46 +71,21 @@ def last_merge(token, ranks):
     return parts
 
 
-def make_tokenizer(ranks, end_of_text=END_OF_TEXT):
+def make_tokenizer(ranks):
+    """The Tokenizer of the library."""
     from token_table import byte_alphabet
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {b: c for c, b in byte_alphabet().items()}
     text = {token: "".join(letters[b] for b in token) for token in ranks}
     order = sorted(ranks, key=ranks.get)
-    merges = [[text[p] for p in last_merge(token, ranks)] for token in order if len(token) > 1]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    added = {
-        "id": len(ranks),
-        "content": end_of_text,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": {text[t]: ranks[t] for t in order} | {end_of_text: len(ranks)},
-        "merges": merges,
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": model,
-    }
+    merges = [tuple(text[p] for p in last_merge(token, ranks)) for token in order if len(token) > 1]
+    vocabulary = {text[t]: ranks[t] for t in order} | {END_OF_TEXT: len(ranks)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
 
 
 def write_tokenizer(out, ranks=None):
@@ -117,10 +94,11 @@ def write_tokenizer(out, ranks=None):
     if hashlib.sha256(data).hexdigest() != SHA256:
         sys.exit(f"gpt2_tokenizer.py: {ranks} has other ranks than GPT-2: its SHA-256 must be {SHA256}")
     with open_output(out) as f:
-        f.write(json.dumps(make_tokenizer(parsed), ensure_ascii=False).encode())
+        f.write(make_tokenizer(parsed).to_str().encode())
 
 
 if __name__ == "__main__":
+    python_environment.ensure("data")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("--ranks", metavar="FILE")

@@ -190,12 +190,10 @@ def pair_case(directory, expression):
     double = [a + b for a in single for b in single]
     random.Random(2).shuffle(double)
     ranks = {token: rank for rank, token in enumerate(single + double)}
-    config = gpt2_tokenizer.make_tokenizer(ranks)
-    split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": expression}}
-    parts = [split, {**config["decoder"], "use_regex": False}]
-    tokenizer = Tokenizer.from_str(
-        json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}})
-    )
+    tokenizer = gpt2_tokenizer.make_tokenizer(ranks)
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])
     return tiktoken_case(directory, expression, ranks, tokenizer)
 
 
