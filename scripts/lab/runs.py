@@ -187,7 +187,7 @@ def curve_of(train):
 
 
 def spikes_of(train, key):
-    found, judged, _ = stats.spikes(stats.z_scores([r.get(key) for r in train]))
+    found, judged = stats.spikes(stats.z_scores([r.get(key) for r in train]))
     return [len(found), judged]
 
 

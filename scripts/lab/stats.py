@@ -31,31 +31,19 @@ def mean_or_none(xs):
     return mean(good) if good else None
 
 
-def deviation(xs):
-    """Standard deviation with n - 1; None for fewer than two values."""
-    return stdev(xs) if len(xs) > 1 else None
-
-
-def t_cdf(t, df):
-    return float(special.stdtr(df, t))
-
-
-def t_quantile(p, df):
-    """t with t_cdf(t, df) = p."""
-    return float(special.stdtrit(df, p))
-
-
 def t_interval(xs):
     """The estimate of the mean of independent values: {mean, half, n, sd, p, df}. half: half the width of the interval;
     p: two-sided, of mean 0; df: degrees of freedom. One value has a mean alone. None without values."""
     if not xs:
         return None
-    n, m, sd = len(xs), mean(xs), deviation(xs)
-    if sd is None:
+    n, m = len(xs), mean(xs)
+    if n == 1:
         return dict(mean=m, half=None, n=n, sd=None, p=None, df=None)
+    sd = stdev(xs)
     error = sd / math.sqrt(n)
-    p = 2 * t_cdf(-abs(m) / error, n - 1) if error else float(m == 0)
-    return dict(mean=m, half=t_quantile((1 + CONFIDENCE) / 2, n - 1) * error, n=n, sd=sd, p=p, df=n - 1)
+    p = 2 * float(special.stdtr(n - 1, -abs(m) / error)) if error else float(m == 0)
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
+    return dict(mean=m, half=half, n=n, sd=sd, p=p, df=n - 1)
 
 
 def paired(arm, reference):
@@ -111,11 +99,10 @@ def z_scores(values):
     return zs
 
 
-def spikes(zs, limit=SPIKE_Z):
-    """(indices of spikes, number of values with a z, score in percent or None) of z scores."""
+def spikes(zs):
+    """(indices of spikes, number of values with a z) of z scores."""
     judged = [i for i, z in enumerate(zs) if z is not None]
-    found = [i for i in judged if zs[i] >= limit]
-    return found, len(judged), 100 * len(found) / len(judged) if judged else None
+    return [i for i in judged if zs[i] >= SPIKE_Z], len(judged)
 
 
 def largest_stable(ladder, tolerance=STABLE_TOLERANCE):

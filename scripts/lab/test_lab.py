@@ -119,15 +119,6 @@ def test_counts_accept_suffixes_and_exponents():
 # ---- statistics
 
 
-def test_quantiles_of_t_match_the_tables():
-    for df, wanted in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (1000, 1.962)):
-        assert abs(stats.t_quantile(0.975, df) - wanted) < 6e-4, (df, stats.t_quantile(0.975, df))
-    near(stats.t_quantile(0.95, 5), 2.0150483726691575, 1e-9)
-    near(stats.t_quantile(0.3, 7), -stats.t_quantile(0.7, 7))
-    near(stats.t_cdf(1, 1), 0.75)  # Cauchy
-    near(stats.t_cdf(math.sqrt(2), 2), 0.5 + math.sqrt(2) / (2 * math.sqrt(4)))  # closed form for 2
-
-
 def test_a_paired_interval_matches_a_manual_calculation():
     gap = stats.paired_gap({1: 2.0, 2: 2.2, 3: 2.1, 5: 9.0}, {1: 2.1, 2: 2.25, 3: 2.25, 4: 1.0})
     near(gap["mean"], -0.1)
@@ -143,13 +134,6 @@ def test_a_paired_interval_matches_a_manual_calculation():
     # pairing removes what seeds have in common: the deviation of the losses is 100 times that of the differences
     wide = stats.t_interval([1.0, 2.0, 3.0])
     assert stats.paired_gap({1: 1.0, 2: 2.01, 3: 3.0}, {1: 1.1, 2: 2.1, 3: 3.1})["half"] < wide["half"] / 100
-
-
-def test_the_intervals_contain_the_true_mean_in_95_percent_of_cases():
-    random.seed(4)
-    estimates = [stats.t_interval([random.gauss(0.3, 2) for _ in range(4)]) for _ in range(2000)]
-    held = sum(abs(e["mean"] - 0.3) <= e["half"] for e in estimates)
-    assert 1860 <= held <= 1940, held  # 1900 expected, standard deviation 9.7
 
 
 def test_holms_correction_counts_the_comparisons_that_remain():
@@ -169,13 +153,12 @@ def test_z_scores_are_of_the_values_before():
         before = [x for x in xs[:i] if x == x][-stats.SPIKE_WINDOW :]
         m = stats.mean(before)
         near(zs[i], (xs[i] - m) / math.sqrt(stats.mean([(x - m) ** 2 for x in before])), 1e-6)
-    assert stats.spikes(stats.z_scores([1.1] * 40 + [1.2, 1.1]))[:2] == ([40], 10)
+    assert stats.spikes(stats.z_scores([1.1] * 40 + [1.2, 1.1])) == ([40], 10)
 
 
 def test_spikes_are_counted_among_values_with_a_z_score():
-    found, judged, score = stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0])
-    assert (found, judged) == ([3, 5], 5) and score == 40
-    assert stats.spikes([None]) == ([], 0, None)
+    assert stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0]) == ([3, 5], 5)
+    assert stats.spikes([None]) == ([], 0)
     records = [{"kind": "stats", "layer": 1, "logit_max": x} for x in (None, 2.0, 8.0)]
     search = SimpleNamespace(records={"unchanged": records})
     grown = lambda part: spike.Search.growth_of_logits(search, part)
