@@ -138,15 +138,12 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
-# tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
-# planned faults and single_diffv2 has no MPI, for the tests of several ranks; with little optimization they compile in
-# a third of the time.
+# tests/fp8_test.py. faulty_diffv2 has planned faults and single_diffv2 has no MPI, for the tests of several ranks; with
+# little optimization they compile in a third of the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 PROGRAMS = train_diffv2 predict_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
-$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
-	$(CXX) $(LINK)
 $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 	$(CC) $(LINK)
 
@@ -157,8 +154,6 @@ $(TEST_PROGRAMS:%=$(BUILD)/%.o): OWN_FLAGS = $(TEST_FLAGS)
 $(BUILD)/faulty_diffv2.o: OWN_FLAGS = -O1 -g1
 $(BUILD)/single_diffv2.o: train_diffv2.c $(BUILD)/flags
 	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 -g1 $(COMMON) -c -o $@ $<
-$(BUILD)/train_diffv2_cpp.o: train_diffv2.c $(BUILD)/flags
-	$(CACHED) $(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
 # The GPU build. A script finds its compiler and libraries, only for goals that require them.
 ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMDGOALS)),)

@@ -135,22 +135,6 @@ has_sanitizers() { # sanitizers (default: the two above)
         && "$scratch/probe" >/dev/null 2>&1
 }
 
-# Compares the gradients of the C++ build and the C build, on a fixture.
-compare_languages() {
-    local fixture=$scratch/diff_v2_a language program batch
-    batch=$(dev/reference/fixtures.py dev/reference/fixtures/diff_v2_a.safetensors "$fixture") || return 1
-    for language in c cpp; do
-        program=build/train_diffv2
-        [ "$language" = c ] || program=build/train_diffv2_cpp
-        "$program" --init "$fixture" --train-data "$fixture/tokens.bin" --batch-size "$batch" --threads 1 \
-            --dump-grads "$scratch/$language.safetensors" >"$scratch/$language.out" 2>&1 || {
-            cat "$scratch/$language.out"
-            return 1
-        }
-    done
-    cmp "$scratch/c.safetensors" "$scratch/cpp.safetensors"
-}
-
 # Compares the dry run of nvcc's program with the emulated one's, except for cuDNN's workspace and the device. Without
 # LD_LIBRARY_PATH: the program must start on a machine without a GPU.
 nvcc_program=(env -u LD_LIBRARY_PATH)
@@ -180,13 +164,6 @@ test_programs=(test_operations test_rooms test_prediction test_diffv2)
 float() {
     build "float" train_diffv2 text_to_shards build/{train_diffv2,predict_diffv2,text_to_shards,faulty_diffv2} \
         "${test_programs[@]/#/build/}" || return
-    if [ "$tier" -eq 3 ] && build "C++" build/train_diffv2_cpp; then
-        if compare_languages; then
-            pass "C++: the trainer compiled as C++17 computes bitwise equal gradients"
-        else
-            fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
-        fi
-    fi
     local program programs=("${test_programs[@]}")
     [ "$tier" -ne 2 ] || programs=(test_rooms) # the others have no tests of the second tier
     for program in "${programs[@]}"; do run_tests build "$program"; done
