@@ -47,8 +47,8 @@ static inline int layer_sparse(const ModelConfig *c, int l) {
 
 // The MLP of layer l.
 static inline MlpDims mlp_dims(const ModelConfig *c, int l) {
-    const MlpKind *kind = &mlp_kinds[c->E > 0 && l >= c->dense_layers ? MLP_EXPERTS : MLP_DENSE];
-    MlpDims d = {kind, kind->routed ? c->shared * c->FE : c->F, kind->routed * c->E, kind->routed * c->K, c->FE};
+    bool routed = c->E > 0 && l >= c->dense_layers;
+    MlpDims d = {routed ? c->shared * c->FE : c->F, routed ? c->E : 0, routed ? c->K : 0, c->FE};
     return d;
 }
 // The number of layers with experts.

@@ -61,20 +61,12 @@ static inline void print_flops(const ModelPlan *plan, const Options *o) {
     }
 }
 
-// Of each kind of MLP that the model has: its layers and widths.
+// The MLPs of a model with experts.
 static inline void print_mlps(const ModelConfig *c) {
-    for (size_t k = 0; k < sizeof(mlp_kinds) / sizeof(mlp_kinds[0]); k++) {
-        int layers = 0;
-        MlpDims mlp = {NULL, 0, 0, 0, 0};
-        for (int l = 0; l < c->L; l++)
-            if (mlp_dims(c, l).kind == &mlp_kinds[k]) mlp = mlp_dims(c, l), layers++;
-        if (layers == 0) continue;
-        printf("MLP of %d layer%s: %s, ", layers, layers == 1 ? "" : "s", mlp_kinds[k].name);
-        if (mlp.experts)
-            printf("%d of width %d, %d of them in a token, and %d shared\n", mlp.experts, mlp.expert_width, mlp.active,
-                   c->shared);
-        else printf("width %d\n", mlp.width);
-    }
+    int layers = expert_layers(c), dense = c->dense_layers;
+    if (dense) printf("MLP of %d layer%s: dense, width %d\n", dense, dense == 1 ? "" : "s", c->F);
+    printf("MLP of %d layer%s: experts, %d of width %d, %d of them in a token, and %d shared\n", layers,
+           layers == 1 ? "" : "s", c->E, c->FE, c->K, c->shared);
 }
 
 static inline void print_windows(const ModelConfig *c) {
