@@ -95,8 +95,8 @@ def read_json(path):
     return program.read_json(Path(path))
 
 
-def write_jsonl(path, documents, field="text"):
-    data = "".join(json.dumps({"id": i, field: d}) + "\n" for i, d in enumerate(documents)).encode()
+def write_jsonl(path, documents):
+    data = "".join(json.dumps({"id": i, "text": d}) + "\n" for i, d in enumerate(documents)).encode()
     if path.endswith(".gz"):
         data = gzip.compress(data)
     elif path.endswith(".zst"):  # in two frames, as large files often have

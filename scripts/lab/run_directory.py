@@ -164,10 +164,10 @@ def lock(file):
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
-def locked(directory, name="run.json"):
-    """Whether a process holds the lock of the run; with "lab.lock" of the lab."""
+def locked(directory):
+    """Whether a process holds the lock of the run."""
     try:
-        with open(Path(directory) / name, "r+b") as f:
+        with open(Path(directory) / "run.json", "r+b") as f:
             answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             return struct.unpack(LOCK_LAYOUT, answer)[0] != fcntl.F_UNLCK
     except OSError:

@@ -105,8 +105,8 @@ def spikes(zs):
     return [i for i in judged if zs[i] >= SPIKE_Z], len(judged)
 
 
-def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
-    """(the largest rate up to which the final loss of every run is within `tolerance` of the best mean, or None;
+def largest_stable(ladder):
+    """(the largest rate up to which the final loss of every run is within STABLE_TOLERANCE of the best mean, or None;
     whether that is the last rate) of {rate: [final losses, None of a diverged run]}."""
     means = {rate: mean(losses) for rate, losses in ladder.items() if losses and all(finite(x) for x in losses)}
     if not means:
@@ -119,7 +119,7 @@ def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
             if rate in means:
                 stable = rate
             continue
-        if rate not in means or max(ladder[rate]) > best + tolerance:
+        if rate not in means or max(ladder[rate]) > best + STABLE_TOLERANCE:
             return stable, False
         stable = rate
     return stable, True
