@@ -229,7 +229,7 @@ static void test_dealing(void) {
     choices_close(&t);
 }
 
-// ---- files and lists that are refused
+// ---- files that are refused
 
 // Two examples of version 1, of 14 words: a context of three tokens, completions of two and one.
 static void write_two_examples(const char *path, int version) {
@@ -327,37 +327,6 @@ static void test_refused_files(void) {
            "%.300s", line);
 }
 
-static void test_choice_lists(void) {
-    static const struct {
-        const char *text, *why;
-    } cases[] = {{"", "it must be NAME=FILE"},
-                 {"  ", "it must be NAME=FILE"},
-                 {"file.bin", "it must be NAME=FILE"},
-                 {"=file.bin", "it must be NAME=FILE"},
-                 {"a b=file.bin", "it must be NAME=FILE"},
-                 {"a=", "a name has no file"},
-                 {"a= b=file.bin", "a name has no file"},
-                 {"a=x b=y a=z", "a name is given twice"},
-                 {"a23456789012345678901234567890123=x", "it must be NAME=FILE"},
-                 {"a=x", NULL},
-                 {" a=x/y.bin\t b-2=dir\\ name/z=1.bin \n", NULL}};
-    const char *why;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        free(choices_parse(cases[i].text, &why).items);
-        EXPECT((why != NULL) == (cases[i].why != NULL) && (!why || strstr(why, cases[i].why)), "'%s': %s",
-               cases[i].text, why ? why : "accepted");
-    }
-    ChoiceSpecs list = choices_parse(cases[10].text, &why);
-    EXPECT(list.count == 2 && strcmp(list.items[0].name, "a") == 0 && strcmp(list.items[0].path, "x/y.bin") == 0 &&
-               strcmp(list.items[1].name, "b-2") == 0 && strcmp(list.items[1].path, "dir name/z=1.bin") == 0,
-           "%d: %s %s", list.count, list.items[1].name, list.items[1].path);
-    free(list.items);
-    char many[65 * 8] = "";
-    for (int i = 0; i < 65; i++) snprintf(many + strlen(many), sizeof(many) - strlen(many), " n%d=x", i);
-    free(choices_parse(many, &why).items);
-    EXPECT(why && strstr(why, "more than 64 files"), "65 files: %s", why ? why : "accepted");
-}
-
 static const Test choices_tests[] = {
     {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
     {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
@@ -365,5 +334,4 @@ static const Test choices_tests[] = {
     {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},
     {"each rank gets whole examples of all lengths", test_dealing},
     {"a damaged file of choices is refused with one line", test_refused_files},
-    {"--eval-choices accepts a list of names and files", test_choice_lists},
 };

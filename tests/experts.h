@@ -186,33 +186,6 @@ static void test_router_far_choice(void) {
     ops_free();
 }
 
-// A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
-static void test_router_bias_balances(void) {
-    enum { N = 512, C = 8, E = 8, K = 2 };
-    static floatX x[N * C], weight[E * C], bias[E];
-    static real logits[N * E], lse[N], weights[N * K], totals[2 * E + 1], largest[2];
-    static int experts[N * K], starts[E + 1], entries[N * K], places[N * K];
-    Routing r = {N, C, E, K};
-    TestRandom random = {5};
-    ops_init(1 << 16);
-    for (int i = 0; i < N * C; i++) x[i] = (floatX)(i % C ? test_random_real(&random) : 1);
-    for (int i = 0; i < E * C; i++) weight[i] = (floatX)(i % C ? test_random_real(&random) : 0.5 * (i / C));
-    memset(bias, 0, sizeof(bias));
-    for (int update = 0; update <= 400; update++) {
-        memset(totals, 0, sizeof(totals));
-        router_forward(logits, lse, experts, weights, x, weight, bias, r);
-        expert_group(starts, entries, places, experts, r);
-        router_totals(totals, logits, lse, starts, r);
-        real most = 0;
-        for (int e = 0; e < E; e++) most = totals[e] > most ? totals[e] : most;
-        largest[update > 0] = most / (N * K / E);
-        router_balance(bias, NULL, totals, 0.002, E, 0, E);
-    }
-    EXPECT(largest[0] > 2.5 && largest[1] < 1.15, "the largest load is %g, and after the updates %g",
-           (double)largest[0], (double)largest[1]);
-    ops_free();
-}
-
 // A Mixtral holds experts alone; what else a model with experts has makes it a diffv2. Both are read back equal.
 static void test_expert_configs(void) {
     static const struct {
@@ -400,35 +373,6 @@ static void test_experts_accumulate(void) {
     case_end(&m, tokens);
 }
 
-// Generation with a cache computes the logits of a whole forward.
-static void test_experts_generate(void) {
-    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
-        const ModelCase *mc = &expert_cases[i].model;
-        Model m, cached;
-        int *tokens = expert_start(&m, i, "diff_v2", FOR_EVALUATION, RECOMPUTE_NOTHING);
-        ModelConfig config = expert_config(i, "diff_v2");
-        float *want = (float *)checked_calloc(mc->V, sizeof(float)),
-              *got = (float *)checked_calloc(mc->V, sizeof(float));
-        model_plan(&cached, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
-        model_alloc(&cached, &m);
-        ops_init(max_size(m.plan.workspace_bytes, cached.plan.workspace_bytes));
-        int half = mc->T / 2;
-        generation_prefill(generation_model(&cached), 0, tokens, half, got);
-        for (int t = half; t < mc->T; t++) {
-            generation_decode(generation_model(&cached), tokens + t, &t, 1, got);
-            case_loss(&m, tokens, 1, t + 1, false);
-            generation_logits(generation_model(&m), m.acts.norm_final + (size_t)t * config.C, 1, want);
-            for (int v = 0; v < mc->V; v++)
-                EXPECT(fabs((double)(got[v] - want[v])) < 1e-4, "%s: position %d, logit %d is %g, not %g", mc->why, t,
-                       v, (double)got[v], (double)want[v]);
-        }
-        free(want);
-        free(got);
-        model_free(&cached, false);
-        case_end(&m, tokens);
-    }
-}
-
 static void test_experts_match_parameters(void) {
     for (int i = 0; i < 3; i++) {
         ModelConfig c = expert_config(i, "diff_v2");
@@ -445,14 +389,12 @@ static void test_experts_match_parameters(void) {
 static const Test expert_tests[] = {
     {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_runs},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
-    {"a router's bias balances the experts", test_router_bias_balances},
     {"an expert that the bias chooses has a weight wherever its logit is", test_router_far_choice},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"products of every expert in bf16 are near those of fp32", test_experts_rounded},
     {"in fp8 the products of experts round their rows with their own maxima", test_experts_round},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
-    {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"--match-params changes the width of the experts", test_experts_match_parameters},
 };
 static const Test expert_fp64_tests[] = {

@@ -186,52 +186,6 @@ static void test_batches(void) {
     }
 }
 
-// Places are filled again: the calls of the model are those of the shortest schedule within one sequence.
-static void test_batches_are_full(void) {
-    static StubSequences s;
-    Stub m;
-    int tokens = 0, longest = 0;
-    stub_generate(&s, &m, 4, -1, -1, 3);
-    for (int i = 0; i < STUB_COUNT; i++) tokens += s.list[i].count - 1, longest = max_int(longest, s.list[i].count - 1);
-    EXPECT(m.decodes <= tokens / 4 + longest, "%d calls for %d tokens, 4 at a time", m.decodes, tokens);
-}
-
-// Every variant, with windows and YOCO: prompts of different lengths that leave the context, three at a time and alone.
-static void test_batches_of_models(void) {
-    enum { COUNT = 4, NEW = 16, ROOM = 32 };
-    static const int cases[] = {1, 6, 8, 9};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-            const ModelCase *mc = &model_cases[cases[i]];
-            ModelConfig config = case_config(mc, &attention_variants[v]);
-            Model batch, alone;
-            case_open(&batch, &config, 3, mc->T, FOR_GENERATION);
-            case_randomize(&batch, 5);
-            model_plan(&alone, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
-            model_alloc(&alone, &batch);
-            Generator many = generator_of(generation_model(&batch), 1, 0, -1),
-                      one = generator_of(generation_model(&alone), 1, 0, -1);
-            Sequence list[COUNT];
-            int tokens[2][COUNT][ROOM];
-            memset(tokens, 0, sizeof(tokens));
-            for (int k = 0; k < COUNT; k++) {
-                for (int t = 0; t < 1 + 4 * k; t++) tokens[0][k][t] = tokens[1][k][t] = (7 * k + 3 * t) % mc->V;
-                list[k] = sequence_of(&many, tokens[0][k], 1 + 4 * k, NEW, 60 + (uint64_t)k);
-            }
-            generate_sequences(&many, list, COUNT, NULL, NULL);
-            for (int k = 0; k < COUNT; k++) {
-                Sequence s = sequence_of(&one, tokens[1][k], 1 + 4 * k, NEW, 60 + (uint64_t)k);
-                generate_sequences(&one, &s, 1, NULL, NULL);
-                EXPECT(s.end == 1 + 4 * k + NEW && list[k].end == s.end &&
-                           memcmp(tokens[0][k], tokens[1][k], sizeof(tokens[0][k])) == 0,
-                       "%s, %s: sequence %d differs between 3 at a time and alone", attention_variants[v].name, mc->why,
-                       k);
-            }
-            model_free(&alone, false);
-            case_close(&batch);
-        }
-}
-
 // ---- files of prompts
 
 static void test_prompts_are_read(void) {
@@ -277,7 +231,5 @@ static void test_prompts_are_read(void) {
 static const Test generation_tests[] = {
     {"sampling gives the token that sorting all logits gives", test_sampling_equals_sorting},
     {"a sequence does not depend on how many are generated at a time", test_batches},
-    {"a place whose sequence has stopped is filled again", test_batches_are_full},
-    {"every variant, with windows and YOCO, generates the same tokens in a batch and alone", test_batches_of_models},
     {"prompts are read from lines and JSON lines", test_prompts_are_read},
 };

@@ -56,23 +56,6 @@ static const struct {
      "its cgroup"},
 };
 
-static void test_words_choose(void) {
-    static const struct {
-        const char *words[2], *chosen; // of a, b, c
-    } cases[] = {{{NULL, NULL}, "abc"},    {{"ranks", NULL}, "ab"},   {{"--zero", NULL}, "b"},  {{"-ranks", NULL}, "c"},
-                 {{"-cores", NULL}, "ab"}, {{"ranks", "-zero"}, "a"}, {{"one", "--zero"}, "ab"}};
-    static const struct {
-        const char *subject, *sentence;
-    } tests[] = {{"ranks", "one"}, {"ranks", "--zero 1"}, {"host", "cores"}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char *words[2] = {(char *)cases[i].words[0], (char *)cases[i].words[1]}, chosen[4] = "";
-        int count = !words[0] ? 0 : !words[1] ? 1 : 2;
-        for (int t = 0, n = 0; t < 3; t++)
-            if (test_chosen(count, words, tests[t].subject, tests[t].sentence)) chosen[n++] = "abc"[t];
-        EXPECT(strcmp(chosen, cases[i].chosen) == 0, "case %d chooses '%s', not '%s'", (int)i, chosen, cases[i].chosen);
-    }
-}
-
 static void host_write_files(const TestDirectory *d, const HostFile *files, int limit) {
     for (int i = 0; i < limit && files[i].path; i++) {
         char directory[PATH_SIZE];
@@ -156,7 +139,6 @@ static void test_insufficient_memory(void) {
 
 static const Test host_tests[] = {
     {"available memory is the minimum over all cgroup levels", test_cgroup_memory},
-    {"a word chooses tests, also the name of an option, and -WORD leaves tests out", test_words_choose},
     {"the number of cores is that of the affinity mask, limited by the CPU quota", test_core_count},
 };
 

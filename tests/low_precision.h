@@ -1,16 +1,11 @@
 /*
-low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear layer rounds, gradients beside those in
-fp32, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
+low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear layer rounds, sums over micro-batches,
+zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
 runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
 */
 #pragma once
 #include "recompute.h"
 #include "spikes.h"
-
-// A number is rounded by at most this share of it (if it is not subnormal): half a unit of the last bit of 1.
-static double rounding_share(GemmType type, bool gradient) {
-    return type == GEMM_BF16 ? 0x1p-8 : 0.5 * exp2(-fp8_formats[gradient ? FP8_GRADIENT : FP8_WEIGHT].mantissa_bits);
-}
 
 // ---- what each linear layer rounds
 
@@ -177,96 +172,7 @@ static void test_maxima_of_shared_keys(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
-// A product with (0, 1) is the second number of an operand (1, v) as it is rounded. E4M3 holds 9/448 of the largest
-// number, but not 2^-20 of it; E5M2 rounds 9 to 8 and holds 2^-20.
-static void test_formats_of_operands(void) {
-    static const char *const names[] = {"x", "the weight", "dy"};
-    const floatX small = (floatX)0x1p-20, nine = (floatX)(9.0 / 448);
-    for (int of = 0; of < 3; of++)
-        for (int i = 0; i < 2; i++) {
-            floatX v = i ? small : nine, rounded[2] = {1, v}, chosen[2] = {0, 1}, y = 0, dw[2];
-            absmax_t max[2] = {0, 0};
-            low_precision_begin(GEMM_FP8, false);
-            floatX *x = of == 0 ? rounded : chosen, *weight = of == 1 ? rounded : chosen, *dy = rounded;
-            int IC = of == 2 ? 1 : 2, OC = of == 2 ? 2 : 1;
-            Activation of_x = fresh_operand(x, &max[0], 1, IC, IC), of_dy = fresh_operand(dy, &max[1], 1, OC, OC);
-            Linear w = {weight, dw, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC};
-            ops_init(linear_workspace_bytes(1, IC, OC));
-            linear_copy_weight(&w);
-            if (of == 2) linear_backward(&y, of_dy, of_x, &w, 1, false);
-            else linear_forward(&y, of_x, &w, 1);
-            double is = (double)y / (double)v, wanted = of == 2 ? (i ? 1 : 8.0 / 9) : (i ? 0 : 1);
-            // the rounding of 2^-20 in E5M2 is at most 2^-3 of it; the others are exact except for the scales
-            EXPECT(fabs(is - wanted) <= (of == 2 && i ? 0x1p-3 : 0x1p-20), "%s: %g becomes %g of it, not %g", names[of],
-                   (double)v, is, wanted);
-            buffer_free(w.copy);
-            ops_free();
-        }
-    low_precision_begin(GEMM_FP32, false);
-}
-
-// ---- gradients beside those in fp32
-
-// The smallest cosine of the gradient of a tensor with that in fp32. Each of the 4L products (in bf16 one more, of the
-// LM head) rounds two operands in the forward, and W and dy in the backward; dweight rounds x and dy. If the relative
-// errors of these steps are independent, their squares add up. It is assumed that what is between the products at most
-// doubles an error: swiglu multiplies two numbers that have errors, and softmax and norms subtract means; with windows
-// at most triples it, because a sum over few keys averages less; QK-norm, which subtracts a mean from each head's
-// gradient, adds as much. Maps that are subtracted with a factor of up to 1 cancel: errors of both are in a difference
-// that may be no larger than one of them. The norm of
-// diff_v2_norm gives small differences the weight of large ones; so does that of DIFF V1, which stays within the bound
-// without it. With a relative error e, orthogonal to the gradient, the cosine is 1/sqrt(1 + e^2).
-static double least_cosine(GemmType type, const ModelCase *mc, const AttentionVariant *variant) {
-    double products = 4 * mc->L + (type == GEMM_BF16), u = rounding_share(type, false),
-           u_dy = rounding_share(type, true), growth = 2 + (mc->window > 0) + mc->qk_norm,
-           differences =
-               1 + (variant->lambda == LAMBDA_ONE) + (variant->lambda == LAMBDA_INPUT && variant->norm == NORM_HEAD);
-    double squares = (3 * products + 1) * u * u + (products + 1) * u_dy * u_dy;
-    return 1 / sqrt(1 + differences * growth * growth * squares);
-}
-static double tensor_norm(const Model *m, const grad_t *grads, int i) {
-    const Tensor *t = &m->plan.tensors.tensors[i];
-    double squares = 0;
-    for (size_t e = 0; e < t->count; e++) squares += pow((double)grads[t->offset + e], 2);
-    return sqrt(squares);
-}
-
-static void test_gradients_of_types(void) {
-    double worst[2] = {1, 1};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int c = 0; c < MODEL_CASE_COUNT; c++) {
-            const ModelCase *mc = &model_cases[c];
-            grad_t *exact = NULL;
-            if (mc->window && c < MODEL_CASE_COUNT - 1) continue; // a window changes no product; the last has YOCO
-            for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
-                Model m;
-                if (type == GEMM_FP8 && mc->L > 2) continue; // little is left of the direction after four layers
-                low_precision_begin((GemmType)type, false);
-                int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
-                if (!tokens) continue;
-                double loss = case_loss(&m, tokens, mc->B, mc->T, true), largest = 0,
-                       least = least_cosine((GemmType)type, mc, &attention_variants[v]);
-                if (type == GEMM_FP32) exact = m.state.grads, m.state.grads = NULL;
-                for (int i = 0; i < m.plan.tensors.count; i++) largest = fmax(largest, tensor_norm(&m, exact, i));
-                for (int i = 0; i < m.plan.tensors.count && type != GEMM_FP32; i++) {
-                    const Tensor *t = &m.plan.tensors.tensors[i];
-                    if (tensor_norm(&m, exact, i) < 1e-5 * largest) continue; // zero in exact arithmetic
-                    if (t->row->kind == T_OWN_LAMBDA || strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k"))
-                        continue; // one number, times a vector that is not rounded: the cosine is its sign
-                    double is = cosine(m.state.grads + t->offset, exact + t->offset, t->count);
-                    worst[type - 1] = fmin(worst[type - 1], is);
-                    EXPECT(isfinite(loss) && is >= least,
-                           "%s, %s, %s: the cosine of %s is %.6f, at least %.6f is expected", gemm_choice(type),
-                           attention_variants[v].name, mc->why, t->name, is, least);
-                }
-                case_end(&m, tokens);
-            }
-            buffer_free(exact);
-        }
-    EXPECT(worst[0] < 1 && worst[1] < worst[0], "the smallest cosines are %.9f in bf16 and %.9f in fp8", worst[0],
-           worst[1]);
-    low_precision_begin(GEMM_FP32, false);
-}
+// ---- micro-batches
 
 // Each micro-batch has its own maxima: the gradients of two add up, also if the first one's numbers are larger. A
 // product is added in fp32.
@@ -362,38 +268,6 @@ static void test_not_finite_operands(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
-// A step with an infinity or a NaN in a weight leaves the weights and the moments as they are.
-static void test_not_finite_steps(void) {
-    static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN};
-    TestDirectory d = program_data();
-    InnerRun *inner = inner_open(&d, "--gemm fp8");
-    Model *model = &inner->run.model;
-    size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
-    floatX *params = (floatX *)checked_calloc(1, params_bytes);
-    real *moments = (real *)checked_calloc(1, moments_bytes);
-    EXPECT(run_step(&inner->run).decision.apply, "the first step is not applied");
-    for (int k = 0; k < 8; k++) {
-        floatX *weight = param(&model->state, kinds[k % 4], 0) + 5, kept = *weight;
-        *weight = (floatX)(k < 4 ? INFINITY : NAN);
-        weight_copies_forget(&model->state.copies, &model->plan);
-        memcpy(params, model->state.params, params_bytes);
-        memcpy(moments, model->state.m, moments_bytes);
-        StepResult r = run_step(&inner->run);
-        EXPECT(!r.decision.finite && !r.decision.apply, "matrix %d: loss %g, norm %g, applied %d", k, r.loss,
-               r.grad_norm, r.decision.apply);
-        EXPECT(memcmp(params, model->state.params, params_bytes) == 0 &&
-                   memcmp(moments, model->state.m, moments_bytes) == 0,
-               "matrix %d: weights or moments changed", k);
-        *weight = kept;
-        weight_copies_forget(&model->state.copies, &model->plan);
-        EXPECT(run_step(&inner->run).decision.apply, "matrix %d: the next step is not applied", k);
-    }
-    free(params);
-    free(moments);
-    inner_close(inner);
-    low_precision_begin(GEMM_FP32, false);
-}
-
 // ---- copies of weights
 
 // The loss of a batch with the copies as they are, and with new ones.
@@ -435,13 +309,10 @@ static void test_copies_after_changes(void) {
 }
 
 static const Test low_precision_tests[] = {
-    {"weights and activations are rounded to E4M3, gradients to E5M2", test_formats_of_operands},
     {"each linear layer rounds its operands with their own maxima, in all variants", test_each_layer_rounds},
     {"the largest gradient below YOCO's keys and values includes theirs", test_maxima_of_shared_keys},
-    {"gradients of all variants in bf16 and fp8 have the directions of those in fp32", test_gradients_of_types},
     {"gradients accumulate over micro-batches, each with its own scales", test_micro_batches_of_types},
     {"tensors of zeros have products of zero in fp8", test_zero_tensors},
     {"products of operands that are not finite are NaN in fp8", test_not_finite_operands},
-    {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},
     {"rounded copies of weights are current after an update and a rollback", test_copies_after_changes},
 };

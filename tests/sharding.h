@@ -1,5 +1,5 @@
 /*
-sharding.h: tests of what ranks compute without each other: the elements that each of them owns, buckets, the padding of
+sharding.h: tests of what ranks compute without each other: the elements that each of them owns, the padding of
 gradients, and when a rollback or a checkpoint is due. The tests of whole runs of ranks are in tests/programs.
 */
 #pragma once
@@ -87,26 +87,6 @@ static void test_padding_of_gradients(void) {
             }
 }
 
-static void test_bucket_sizes(void) {
-    for (int ranks = 1; ranks <= 65536; ranks++) {
-        size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
-        EXPECT(n >= before && bytes >= 32 << 20 && bytes <= 256 << 20,
-               "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
-        EXPECT(ranks > 128 || bytes / ranks >= 2 << 20, "%d ranks: pieces of %zu bytes", ranks, bytes / ranks);
-    }
-    ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
-    int ranks[] = {8, 64};
-    for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
-        Model model;
-        c.V = 1 << 22;
-        model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING,
-                   (RunRanks){0, ranks[i], ranks[i], 1, OPTIMIZER_ADAMW});
-        EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
-               "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
-        model_free(&model, false);
-    }
-}
-
 static void test_rollback_condition(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
@@ -177,6 +157,5 @@ static const Test sharding_tests[] = {
     {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
     {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
     {"with --zero 2 no gradient of a group remains in the padding of another", test_padding_of_gradients},
-    {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
     {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };

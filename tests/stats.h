@@ -346,16 +346,6 @@ static void test_statistics_sampled_rows(void) {
     }
 }
 
-static void test_statistics_magnitudes(void) {
-    floatX x[5] = {0, 1, 2, 3, (floatX)-4};
-    EXPECT(magnitude_max(x, 1, 5) == 4 && magnitude_max(x, 2, 2) == 3 && magnitude_max(x, 1, 1) == 0, "%g, %g, %g",
-           magnitude_max(x, 1, 5), magnitude_max(x, 2, 2), magnitude_max(x, 1, 1));
-    x[1] = (floatX)-INFINITY;
-    EXPECT(isinf(magnitude_max(x, 1, 5)), "of -inf: %g", magnitude_max(x, 1, 5));
-    x[1] = (floatX)-NAN;
-    EXPECT(isnan(magnitude_max(x, 1, 5)), "of NaN: %g", magnitude_max(x, 1, 5));
-}
-
 // Comparisons must not drop a NaN at any position.
 static void test_statistics_nan(void) {
     floatX x[6];
@@ -411,55 +401,9 @@ static const char *const stats_keys[] = {
     "logit_max", "residual_max", "grad_norm", "update_norm"};
 enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 
-// Checks the records of a run of two layers: one per layer after the train record of step 1 and of every
-// `every_steps`th step.
-static void expect_stats_records(const TestDirectory *d, const char *run, int steps, int every_steps, int maps) {
-    cJSON *records = read_records(d, run, NULL), *record;
-    int count = 0, step = 0;
-    cJSON_ArrayForEach(record, records) {
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-        int key = 0;
-        step += strcmp(kind, "train") == 0;
-        if (strcmp(kind, "stats") != 0) continue;
-        for (const cJSON *item = record->child; item; item = item->next, key++) {
-            EXPECT(key < STATS_KEY_COUNT && strcmp(item->string, stats_keys[key]) == 0, "%s: key %d is %s", run, key,
-                   item->string);
-            EXPECT(key == 0 || (key == 3 && maps == 1 ? cJSON_IsNull(item) : cJSON_IsNumber(item)),
-                   "%s: %s of step %d is no number", run, item->string, step);
-        }
-        double of = record_number(record, "step"), layer = record_number(record, "layer");
-        EXPECT(key == STATS_KEY_COUNT, "%s: %d keys", run, key);
-        EXPECT(of == step && (step == 1 || step % every_steps == 0) && layer == count % 2,
-               "%s: step %g, layer %g after step %d", run, of, layer, step);
-        count++;
-    }
-    cJSON_Delete(records);
-    int expected = (steps / every_steps + (every_steps > 1)) * 2;
-    EXPECT(count == expected, "%s: %d records, not %d", run, count, expected);
-}
-
 static const char *const stats_model =
     "--layers 2 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
     "--total-batch 128 --schedule constant --warmup 2 --threads 2";
-
-static void test_statistics_records(void) {
-    TestDirectory d = program_data();
-    ProgramResult r;
-    static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
-    for (int v = 0; v < 3; v++) {
-        const AttentionVariant *a = variant_find(names[v]);
-        run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
-                    test_program(), d.path, stats_model, a->name, d.path, a->name);
-        EXPECT_STATUS(r, 0);
-        expect_stats_records(&d, a->name, 3, 2, a->signals ? 2 : 1);
-    }
-    run_command(&r, "%s --out '%s/diff_v2' --resume --steps 5 --threads 2", test_program(), d.path);
-    EXPECT_STATUS(r, 0);
-    expect_stats_records(&d, "diff_v2", 5, 2, 2);
-    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 2 --stats-every 1", test_program(), d.path, stats_model);
-    EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "--stats-every"), "status %d, stderr: %.300s",
-           r.status, r.err);
-}
 
 // Statistics do not change the run, and a validation in the same step does not change the statistics.
 static void test_statistics_change_nothing(void) {
@@ -581,13 +525,11 @@ static void test_statistics_of_first_step(void) {
 static const Test stats_tests[] = {
     {"statistics of a layer equal a direct computation, for every variant", test_statistics_definition},
     {"the sampled query rows are distinct and evenly distributed", test_statistics_sampled_rows},
-    {"the largest magnitude is that of all numbers, also if it is infinite or NaN", test_statistics_magnitudes},
     {"a NaN propagates to the statistics", test_statistics_nan},
     {"a sequence of one position has no attention statistics", test_statistics_one_position},
     {"statistics do not depend on the number of threads", test_statistics_threads},
 };
 static const Test stats_program_tests[] = {
-    {"--stats-every logs one record per layer with all its keys, also after a resume", test_statistics_records},
     {"statistics do not change the run, bit for bit", test_statistics_change_nothing},
     {"statistics describe the last micro-step", test_statistics_last_micro_step},
     {"the loss, norms and statistics of step 1 equal those of a validation and --dump-grads",

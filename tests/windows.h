@@ -1,6 +1,6 @@
 /*
-windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, the tensors of
-YOCO, and generation with caches. model.h has the gradients of these models.
+windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, and generation with caches.
+model.h has the gradients of these models.
 */
 #pragma once
 #include "harness.h"
@@ -76,32 +76,6 @@ static void test_reach_of_layers(void) {
             }
             case_end(&m, tokens);
         }
-}
-
-static void test_tensors_of_yoco(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase *mc = &reach_cases[REACH_CASES - 1];
-        ModelConfig c = case_config(mc, &attention_variants[v]);
-        TensorList list = tensor_list_build(&c, 1);
-        int at = 0;
-        while (at < list.count && strcmp(list.tensors[at].name, "model.yoco.norm.weight") != 0) at++;
-        static const char *const names[] = {"model.yoco.norm.weight", "model.yoco.k_proj.weight",
-                                            "model.yoco.v_proj.weight", "model.layers.2.input_layernorm.weight"};
-        for (int i = 0; i < 4; i++)
-            EXPECT(at + i < list.count && strcmp(list.tensors[at + i].name, names[i]) == 0 &&
-                       list.tensors[at + i].layer == 2,
-                   "%s: tensor %d is not %s in the group of layer 2", attention_variants[v].name, at + i, names[i]);
-        const Tensor *k = tensor_of(&list, T_YOCO_K, 2), *value = tensor_of(&list, T_YOCO_V, 2);
-        for (int l = 0; l < mc->L; l++) {
-            const Tensor *own_k = tensor_of(&list, T_K, l), *own_v = tensor_of(&list, T_V, l);
-            EXPECT(l < 2 ? own_k && own_v && own_k->count == k->count && own_v->count == value->count
-                         : !own_k && !own_v,
-                   "%s: layer %d: k_proj and v_proj", attention_variants[v].name, l);
-            EXPECT(tensor_of(&list, T_Q, l) && tensor_of(&list, T_O, l), "%s: layer %d has no q_proj or o_proj",
-                   attention_variants[v].name, l);
-        }
-        tensor_list_free(&list);
-    }
 }
 
 // ---- generation
@@ -197,31 +171,7 @@ static void test_cached_logits(void) {
                 expect_cached_logits(&generation_cases[i], &attention_variants[v]);
 }
 
-// The rows of a layer's cache, and one cache for the upper half of YOCO.
-static void test_cache_sizes(void) {
-    for (int i = 0; i < GENERATION_CASES; i++) {
-        const ModelCase *mc = &generation_cases[i];
-        ModelConfig config = case_config(mc, variant_find("diff_v2"));
-        Model m;
-        case_open(&m, &config, mc->B, mc->T, FOR_GENERATION);
-        for (int l = 0; l < mc->L; l++) {
-            bool all = !mc->window || (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
-            int rows = all ? mc->T : mc->window;
-            EXPECT(cache_capacity(&m.plan, l) == rows, "%s: layer %d keeps %d positions, not %d", mc->why, l,
-                   cache_capacity(&m.plan, l), rows);
-            for (int k = 0; k < l; k++) {
-                bool shared = mc->yoco && k >= mc->L / 2;
-                EXPECT((m.acts.layers[k].kv == m.acts.layers[l].kv) == shared, "%s: the caches of layers %d and %d",
-                       mc->why, k, l);
-            }
-        }
-        case_close(&m);
-    }
-}
-
 static const Test windows_tests[] = {
     {"a layer reads the positions of its window, or all, within the document", test_reach_of_layers},
-    {"the keys and values of YOCO precede the upper half, whose layers have none", test_tensors_of_yoco},
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
-    {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
 };
