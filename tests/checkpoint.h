@@ -1,5 +1,5 @@
 /*
-checkpoint.h: tests of checkpoints and of the gradient dump (llmc/checkpoint/checkpoint.h).
+checkpoint.h: tests of checkpoints (llmc/checkpoint/checkpoint.h). tests/programs/test_program.py tests gradient dumps.
 */
 #pragma once
 #include "checkpoint_files.h"
@@ -91,38 +91,6 @@ static void test_checkpoint_same_bytes(void) {
     omp_set_num_threads(omp_get_num_procs());
     run_command(&r, "diff -rq '%s' '%s'", d.path, e.path);
     EXPECT(r.status == 0 && ckpt_count_entries(d.path) == 1, "two checkpoints of the same differ: %.300s", r.out);
-}
-
-static void test_trainer_state_format(void) {
-    TestDirectory d = test_make_directory();
-    ckpt_save(d.path, 7, 1);
-    size_t size = 0;
-    char *text = ckpt_read_file(test_text("%s/checkpoints/step_00000007/trainer_state.json", d.path), &size);
-    cJSON *state = json_parse(text, size);
-    static const char *const keys[] = {"step", "seed", "loss", "checksums", "checksum"};
-    const cJSON *member = state ? state->child : NULL;
-    for (int i = 0; i < 5; i++, member = member ? member->next : NULL)
-        EXPECT(member && strcmp(member->string, keys[i]) == 0, "member %d is not %s in %s", i, keys[i], text);
-    EXPECT(!member, "there are members behind the checksum: %s", text);
-    char want[20];
-    const char *tail = strstr(text, "\"checksum\":");
-    FORMAT(want, "%016llx", (unsigned long long)XXH3_64bits(text, tail ? (size_t)(tail - text) : 0));
-    EXPECT(tail && strstr(tail, want), "the checksum is %s, not %s", tail, want);
-    const cJSON *checksums = cJSON_GetObjectItemCaseSensitive(state, "checksums");
-    for (int i = 0; i < 3; i++) {
-        size_t bytes = 0;
-        char *file = ckpt_read_file(test_text("%s/checkpoints/step_00000007/%s", d.path, ckpt_files[i]), &bytes);
-        const cJSON *entry = cJSON_GetObjectItemCaseSensitive(checksums, ckpt_files[i]);
-        const cJSON *digest = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(entry, "xxh3_64"), 0);
-        double stated = 0;
-        FORMAT(want, "%016llx", (unsigned long long)XXH3_64bits(file, bytes));
-        EXPECT(json_get_number(entry, "bytes", &stated) && stated == (double)bytes && cJSON_IsString(digest) &&
-                   strcmp(digest->valuestring, want) == 0,
-               "the checksums of %s are wrong in %s", ckpt_files[i], text);
-        free(file);
-    }
-    cJSON_Delete(state);
-    free(text);
 }
 
 // Chunks of a sparse file of more than one chunk, against the digests of its parts.
@@ -424,89 +392,10 @@ static void test_checkpoint_wrong_tensors(void) {
     ckpt_model_free(&m);
 }
 
-// Weights alone, of every type, in shards: what a directory of the Hub may be.
-static void test_checkpoint_weight_types(void) {
-    TestDirectory d = test_make_directory();
-    CkptModel a = ckpt_model("baseline", false, 21), b = ckpt_model("baseline", false, 0);
-    b.b.master = (real *)buffer_alloc(b.list.buffer_count * sizeof(real), "a test");
-    ckpt_buffers(&b);
-    // values that every type has, so that the test is exact
-    for (int i = 0; i < a.list.count; i++)
-        for (size_t k = 0; k < a.list.tensors[i].count; k++)
-            a.b.params[a.list.tensors[i].offset + k] = (floatX)((double)((k + (size_t)i) % 255) - 127);
-    CheckpointPart part = checkpoint_part("", a.b.params, DTYPE_OF(floatX), false);
-    int spec_count = 0;
-    SafeTensorSpec *specs = checkpoint_specs(&a.list, &part, 1, DTYPE_F32, &spec_count);
-    char index[8192] = "{\"weight_map\": {";
-    for (int shard = 0; shard < 3; shard++) {
-        SafeTensorSpec mine[64];
-        int tensor[64], count = 0;
-        for (int i = 0; i < a.list.count; i++) {
-            if (i % 3 != shard) continue;
-            mine[count] = specs[i];
-            mine[count].dtype = (DType)(i % 4);
-            tensor[count++] = i;
-            snprintf(index + strlen(index), 200, "%s\"%s\": \"%d.safetensors\"", index[16] ? ", " : "", specs[i].name,
-                     shard);
-        }
-        SafeTensorsWriter *w =
-            safetensors_create(test_text("%s/%d.safetensors", d.path, shard), mine, count, shard == 0);
-        for (int i = 0; i < count; i++)
-            safetensors_write(w, i, 0, a.b.params + a.list.tensors[tensor[i]].offset, DTYPE_OF(floatX),
-                              safetensors_spec_elements(&mine[i]));
-        safetensors_finish(w);
-    }
-    strcat(index, "}}");
-    test_write_text(test_text("%s/model.safetensors.index.json", d.path), index);
-    checkpoint_load_weights(d.path, &b.b, false);
-    EXPECT(ckpt_same(&a, a.b.params, b.b.params), "the weights differ");
-    EXPECT(ckpt_same(&a, a.b.params, b.b.master), "the master weights are not those of the file");
-    free(specs);
-    ckpt_model_free(&a);
-    ckpt_model_free(&b);
-}
-
-static void test_gradient_dump(void) {
-    TestDirectory d = test_make_directory();
-    const char *path = test_text("%s/grads.safetensors", d.path);
-    CkptModel m = ckpt_model("diff_v2", true, 5);
-    ckpt_accepted("dump", path, "", "");
-    SafeTensors *s = safetensors_open(path);
-    EXPECT(s->count == (size_t)m.list.count + 1, "%zu tensors", s->count);
-    double loss = 0;
-    safetensors_read(s, "loss", 0, 1, &loss, DTYPE_F64);
-    EXPECT(loss == 1.5, "the loss is %g", loss);
-    const SafeTensor *first = safetensors_find(s, "loss");
-    uint64_t place = first->end;
-    EXPECT(first->ndim == 1 && first->shape[0] == 1 && first->dtype == DTYPE_F32, "the shape of the loss");
-    for (int i = 0; i < m.list.count; i++) {
-        const Tensor *t = &m.list.tensors[i];
-        const SafeTensor *e = safetensors_find(s, t->name);
-        real x[512];
-        CHECK(e && e->count == t->count && t->count <= 512, "no gradient of %s", t->name);
-        EXPECT(e->begin == place && e->dtype == DTYPE_F32, "%s is not in the order of the table", t->name);
-        place = e->end;
-        safetensors_read(s, t->name, 0, t->count, x, DTYPE_OF(real));
-        EXPECT(memcmp(x, m.b.m + t->offset, t->count * sizeof(real)) == 0, "the gradient of %s differs", t->name);
-    }
-    safetensors_close(s);
-    EXPECT(ckpt_count_entries(d.path) == 1, "more than the dump was left behind");
-    ckpt_accepted("dump", path, "", ""); // again over the same file
-    ckpt_accepted("dump", "/dev/null", "", "");
-    ckpt_refused("dump", "/dev/full", "", "cannot write /dev/full: No space left");
-    ckpt_refused("dump", test_text("%s/none/x", d.path), "", "none/x: No such file");
-    ckpt_refused("dump", test_text("%s/x", path), "", "Not a directory");
-    static ProgramResult r; // a pipe takes it in order
-    run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", test_self(), path);
-    EXPECT(r.status == 0, "through a pipe the dump is another: %s%s", r.out, r.err);
-    ckpt_model_free(&m);
-}
-
 static const Test checkpoint_tests[] = {
     {"a checkpoint is read back bit for bit", test_checkpoint_round_trip},
     {"a weight that is not finite is detected at any position", test_checkpoint_not_finite},
     {"two checkpoints of the same state have the same bytes", test_checkpoint_same_bytes},
-    {"trainer_state.json ends in the checksums of all files and its own", test_trainer_state_format},
     {"a file of several chunks has one digest per chunk", test_checkpoint_chunk_digests},
     {"a flipped bit or a missing or additional byte in any file is detected", test_checkpoint_flipped_bits},
     {"the newest valid checkpoint is found, and damaged ones are reported", test_checkpoint_newest},
@@ -516,6 +405,4 @@ static const Test checkpoint_tests[] = {
     {"pruning does not count a damaged checkpoint as kept", test_checkpoint_prune_broken},
     {"a checkpoint that cannot be removed causes a warning and is removed later", test_checkpoint_removal_failure},
     {"a missing tensor, an unknown tensor and a wrong shape are reported by name", test_checkpoint_wrong_tensors},
-    {"weights of all types are read from shards", test_checkpoint_weight_types},
-    {"a gradient dump to a file, a device or a pipe contains the loss and every gradient", test_gradient_dump},
 };

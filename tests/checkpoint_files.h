@@ -135,11 +135,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
     else if (strcmp(action, "prune") == 0) checkpoint_prune(path, strtoll(more, NULL, 10), 40);
     else if (strcmp(action, "drop") == 0) checkpoint_drop_after(path, strtoll(more, NULL, 10));
     else if (strcmp(action, "state") == 0) cJSON_Delete(checkpoint_load_state(path));
-    else if (strcmp(action, "dump") == 0) {
-        CkptModel m = ckpt_model("diff_v2", true, 5);
-        checkpoint_save_gradients(path, &m.list, (const grad_t *)m.b.m, 1.5);
-        ckpt_model_free(&m);
-    } else if (strcmp(action, "create") == 0 || strcmp(action, "resume") == 0) {
+    else if (strcmp(action, "create") == 0 || strcmp(action, "resume") == 0) {
         Log *log = (Log *)checked_calloc(1, sizeof(Log));
         cJSON *run = cJSON_CreateObject();
         cJSON_AddStringToObject(run, "by", more);

@@ -33,43 +33,6 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At the end of each block the numbers of windows deviate from the weights by less than one, and each window of a
-// corpus is the next in its own order.
-static void test_mixture_weights_and_order(void) {
-    TestDirectory d = test_make_directory();
-    enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
-    static const char *const names[SOURCES] = {"web", "code", "books"};
-    const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1};
-    const double want[SOURCES] = {0.7, 0.29, 0.01};
-    for (int s = 0; s < SOURCES; s++)
-        corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
-    const char *text =
-        test_text("web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
-    int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
-    corpora_windows(starts, text, 3, COUNT, true);
-    for (int s = 0; s < SOURCES; s++) {
-        corpora_windows(alone, test_text("%s/%s", d.path, names[s]), random_key(names[s], 3), COUNT, true);
-        int seen = 0, runs = 0, wrong = 0;
-        for (int i = 0; i < COUNT; i++) {
-            bool own = starts[i] / 10000 == s;
-            if (own) wrong += starts[i] != alone[seen++];
-            runs += own && i > 0 && starts[i - 1] / 10000 == s;
-            if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
-                EXPECT(fabs(seen - want[s] * (i + 1)) < 1, "%d windows of %s after %d", seen, names[s], i + 1);
-        }
-        EXPECT(wrong == 0, "%d of the %d windows of %s are not its next ones", wrong, seen, names[s]);
-        double expected = COUNT * want[s] * want[s], deviation = sqrt(expected);
-        EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed",
-               names[s], runs, expected);
-    }
-    corpora_windows(alone, text, 4, COUNT, true);
-    int same = 0;
-    for (int i = 0; i < COUNT; i++) same += starts[i] == alone[i];
-    EXPECT(same < COUNT / 20, "with another seed %d of %d windows are the same", same, COUNT);
-    free(starts);
-    free(alone);
-}
-
 // Two corpora a and b of equal weight, with so many windows each. b begins with token CORPORA_B.
 static const char *corpora_pair(int a, int b) {
     TestDirectory d = test_make_directory();
@@ -98,24 +61,6 @@ static void test_mixture_epochs(void) {
     EXPECT(times[0] == 0 && times[1] == 486 && times[2] == 14,
            "%d windows are read once, %d twice, %d more often, %d never; 486 once and 14 twice are right", times[1],
            times[2], times[3], times[0]);
-}
-
-// A validation reads the windows of a corpus in order, each once, and then begins again.
-static void test_mixture_validation(void) {
-    static const int sizes[][2] = {{10, 10}, {10, 300}, {3000, 9}};
-    for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
-        int count = sizes[k][0] + sizes[k][1], wrong = 0, seen[2] = {0, 0};
-        int *starts = (int *)checked_calloc(2 * (size_t)count, sizeof(int));
-        corpora_windows(starts, corpora_pair(sizes[k][0], sizes[k][1]), 1, 2 * count, false);
-        for (int i = 0; i < 2 * count; i++) {
-            int b = starts[i] >= CORPORA_B, window = (starts[i] - CORPORA_B * b) / CORPORA_T;
-            wrong += window != seen[b]++ % sizes[k][b];
-        }
-        EXPECT(wrong == 0 && seen[0] == 2 * sizes[k][0], "%d of %d windows are not the next ones, and %d are of a",
-               wrong, 2 * count, seen[0]);
-        EXPECT(memcmp(starts, starts + count, (size_t)count * sizeof(int)) == 0, "the second reading differs");
-        free(starts);
-    }
 }
 
 // Earlier programs validated on other windows of a mixture, under the fingerprint of training data.
@@ -395,10 +340,8 @@ static void test_document_starts(void) {
 }
 
 static const Test corpora_tests[] = {
-    {"a mixture keeps its weights in every block, and each corpus its order", test_mixture_weights_and_order},
     {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete", test_mixture_simulation},
     {"a small corpus of a mixture is read in epochs", test_mixture_epochs},
-    {"a validation of a mixture reads each window once", test_mixture_validation},
     {"a mixture for validation has a fingerprint of its own", test_mixture_fingerprint},
     {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      test_mixture_resume_and_separators},

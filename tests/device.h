@@ -1,64 +1,9 @@
 /*
-device.h: tests of the table of device peaks and the matching of names, and of too little memory on the CPU.
+device.h: tests of the matching of device names, and of too little memory on the CPU.
 */
 #pragma once
 #include "harness.h"
 #include "../llmc/cuda/device_peak.h"
-
-// Compares the rates in the table, which are those of the documents, with multiprocessors times boost clock from
-// NVIDIA's product pages.
-static void test_device_peaks(void) {
-    static const struct {
-        const char *name;
-        int multiprocessors, boost_mhz, flops; // per multiprocessor and cycle
-    } cards[] = {
-        {"RTX 3060", 28, 1777, 512},
-        {"RTX 3060 Ti", 38, 1665, 512},
-        {"RTX 3070", 46, 1725, 512},
-        {"RTX 3070 Ti", 48, 1770, 512},
-        {"RTX 3080", 68, 1710, 512},
-        {"RTX 3080", 70, 1710, 512},
-        {"RTX 3080 Ti", 80, 1665, 512},
-        {"RTX 3090", 82, 1695, 512},
-        {"RTX 3090 Ti", 84, 1860, 512},
-        {"RTX 4060", 24, 2460, 512},
-        {"RTX 4060 Ti", 34, 2535, 512},
-        {"RTX 4070", 46, 2475, 512},
-        {"RTX 4070 SUPER", 56, 2475, 512},
-        {"RTX 4070 Ti", 60, 2610, 512},
-        {"RTX 4070 Ti SUPER", 66, 2610, 512},
-        {"RTX 4080", 76, 2505, 512},
-        {"RTX 4080 SUPER", 80, 2550, 512},
-        {"RTX 4090", 128, 2520, 512},
-        {"RTX 5060", 30, 2497, 512},
-        {"RTX 5060 Ti", 36, 2572, 512},
-        {"RTX 5070", 48, 2512, 512},
-        {"RTX 5070 Ti", 70, 2452, 512},
-        {"RTX 5080", 84, 2617, 512},
-        {"RTX 5090", 170, 2407, 512},
-        {"RTX A6000", 84, 1800, 1024},
-        {"RTX 6000 Ada Generation", 142, 2505, 1024},
-        {"A100-SXM4-80GB", 108, 1410, 2048},
-        {"H100 80GB HBM3", 132, 1830, 4096},
-        {"H100 PCIe", 114, 1620, 4096},
-        {"L40S", 142, 2490, 1024},
-        {"L4", 58, 2040, 1024},
-    };
-    int rows = 0;
-    for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
-        double tflops = 1e-6 * cards[i].multiprocessors * cards[i].boost_mhz * cards[i].flops;
-        bool gaming = strncmp(cards[i].name, "RTX ", 4) == 0 && isdigit((unsigned char)cards[i].name[4]) &&
-                      !strstr(cards[i].name, "Ada");
-        const char *name = test_text("NVIDIA %s%s", gaming ? "GeForce " : "", cards[i].name);
-        const DevicePeak *row = device_peak_find(name, cards[i].multiprocessors);
-        EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s from its clock, %.1f in the table",
-               name, tflops, row ? row->tflops : 0);
-        rows += row && gaming;
-    }
-    for (int i = 0; i < DEVICE_PEAK_COUNT; i++) rows -= device_peaks[i].source >= WHITEPAPER_GA102;
-    // the two that are not GeForce
-    EXPECT(rows == -2, "%d cards of the whitepapers are missing from this test", -2 - rows);
-}
 
 // Names as CUDA reports them.
 static void test_device_full_names(void) {
@@ -135,7 +80,6 @@ static void test_failed_allocation(void) {
 }
 
 static const Test device_tests[] = {
-    {"the peaks agree with the boost clocks", test_device_peaks},
     {"a device matches a row by its full name only", test_device_full_names},
     {"a failed allocation on the CPU reports the memory of the run and the options that reduce it",
      test_failed_allocation},

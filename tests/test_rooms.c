@@ -20,7 +20,6 @@ the arguments of test_main.h. Tests of what ends a program start this one with -
 #include "progress.h"
 #include "watchdog.h"
 #include "device.h"
-#include "isolated_cases.h"
 
 static const TestTable test_tables[] = {
     {"options", TESTS(options_tests), FP32_BUILD},        {"data", TESTS(data_tests), FP32_BUILD},
@@ -28,7 +27,7 @@ static const TestTable test_tables[] = {
     {"checkpoint", TESTS(safetensors_tests), FP32_BUILD}, {"checkpoint", TESTS(config_json_tests), FP32_BUILD},
     {"checkpoint", TESTS(checkpoint_tests), FP32_BUILD},  {"checkpoint", TESTS(run_files_tests), FP32_BUILD},
     {"progress", TESTS(progress_tests), FP32_BUILD},      {"watchdog", TESTS(watchdog_tests), FP32_BUILD},
-    {"devices", TESTS(device_tests), FP32_BUILD},         {"devices", TESTS(isolated_tests), FP32_BUILD},
+    {"devices", TESTS(device_tests), FP32_BUILD},
 };
 
 int main(int argc, char **argv) {

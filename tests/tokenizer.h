@@ -86,50 +86,6 @@ static Tokenizer *toy_open(const ToyTable *t, const char *path) {
     return tokenizer_open(path);
 }
 
-// The definition: repeatedly merge the first pair of the lowest rank in the whole text.
-static int toy_encode(const ToyTable *t, const char *text, int *ids) {
-    int count = (int)strlen(text);
-    for (int i = 0; i < count; i++) ids[i] = (unsigned char)text[i];
-    for (int m = 0; m < TOY_MERGES;) {
-        int at = 0;
-        while (at + 1 < count && (ids[at] != t->merges[m][0] || ids[at + 1] != t->merges[m][1])) at++;
-        if (at + 1 >= count) {
-            m++;
-            continue;
-        }
-        ids[at] = t->merges[m][2];
-        memmove(ids + at + 1, ids + at + 2, (--count - at - 1) * sizeof(int));
-        m = 0; // a new token may have a pair of a lower rank
-    }
-    return count;
-}
-
-static void test_tokenizer_merges(void) {
-    char text[200];
-    const char *path = test_file("t.bin");
-    static ToyTable table;
-    TestRandom r = {12};
-    for (uint64_t seed = 1; seed <= 20; seed++) {
-        toy_make(&table, seed, PATTERN_NONE, 0);
-        Tokenizer *t = toy_open(&table, path);
-        for (int round = 0; round < 200; round++) {
-            int length = 1 + test_random_int(&r, 150), want[200], *ids = NULL, different = 0;
-            for (int i = 0; i < length; i++) text[i] = "abc abca"[test_random_int(&r, round % 2 ? 4 : 8)];
-            text[length] = 0;
-            int count = toy_encode(&table, text, want);
-            size_t got = tokenizer_encode(t, text, length, &ids), size;
-            for (int i = 0; i < count && (size_t)i < got; i++) different += ids[i] != want[i];
-            EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count,
-                   different);
-            char *back = tokenizer_decode(t, ids, got, &size);
-            EXPECT(size == (size_t)length && memcmp(back, text, size) == 0, "'%s' comes back as '%s'", text, back);
-            free(back);
-            free(ids);
-        }
-        tokenizer_close(t);
-    }
-}
-
 static void test_tokenizer_patterns(void) {
     const char *path = test_file("t.bin");
     static ToyTable table;
@@ -296,7 +252,6 @@ static void test_tokenizer_invalid_classes(void) {
 }
 
 static const Test tokenizer_tests[] = {
-    {"merges are applied in the order of their ranks", test_tokenizer_merges},
     {"text is split as by the regular expressions", test_tokenizer_patterns},
     {"damaged tables are rejected", test_tokenizer_damaged_tables},
     {"the longest added token is matched, and the first of equal ones", test_tokenizer_added_tokens},

@@ -100,24 +100,6 @@ static bool group_directory(const RankGroup *c, const char *restart) {
 
 // ---- starts
 
-static void test_start_timeout(void) {
-    RankGroup c;
-    group_begin(&c, 3, 1);
-    double begin = now_seconds();
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
-    group_expect(&c, zero, "zero", 1,
-                 "1 of 3 ranks (the first is rank 2) have not started within 1 s (--start-timeout)");
-    group_expect(&c, one, "one", 1, NULL);
-    EXPECT(now_seconds() - begin < 6, "that took %.1f s", now_seconds() - begin);
-    group_finish(&c);
-    group_begin(&c, 3, 0.5);
-    one = group_start(&c, 1, "one", NULL, 0);
-    group_expect(&c, one, "one", 1,
-                 "/ranks.0.17.0.0/start within 1 s (--start-timeout): start all ranks with the same "
-                 "--out or --rendezvous");
-    group_finish(&c);
-}
-
 // Only the directory that the identity names is read, and nothing of it is readable by others.
 static void test_start_identity(void) {
     RankGroup c;
@@ -209,62 +191,11 @@ static void test_start_abandoned(void) {
 
 // ---- failures
 
-static void rank_is_killed(int unused) {
-    (void)unused;
-    watch_step(7), watch_phase(PHASE_SAVE);
-    usleep(700000); // until the state is written
-    raise(SIGKILL);
-}
-static void rank_is_stopped(int unused) {
-    (void)unused;
-    watch_step(7), watch_phase(PHASE_SAVE);
-    usleep(700000);
-    raise(SIGSTOP);
-}
-static void rank_hangs(int unused) {
-    (void)unused;
-    watch_step(7), watch_phase(PHASE_SAVE);
-    poll(NULL, 0, 20000);
-}
 static void rank_waits(int collectives) {
     watch_step(8), watch_phase(PHASE_FORWARD);
     WATCH_SET(own.collectives, (uint64_t)collectives);
     watch_wait_begin();
     poll(NULL, 0, 20000);
-}
-
-// Of four ranks the one at each place fails; one line names it.
-static void test_lost_rank(void) {
-    static const struct {
-        void (*act)(int);
-        const char *words;
-    } cases[] = {
-        {rank_is_killed, "has ended without a message (killed?); last state at step 7, saving a checkpoint; rank "},
-        {rank_is_stopped, "has been unresponsive while other ranks have waited for 2 s; last state at step 7, saving"},
-        {rank_hangs, "has not reached the collective in which other ranks have waited for 2 s; last state at step 7"}};
-    for (int c = 0; c < 3; c++)
-        for (int lost = 0; lost < 4; lost += c ? 2 : 1) {
-            pid_t pids[4];
-            RankGroup g;
-            char words[300], text[16384];
-            group_begin(&g, 4, 10);
-            for (int r = 0; r < 4; r++)
-                pids[r] = group_start(&g, r, "all", r == lost ? cases[c].act : rank_waits, r == lost ? 0 : 3);
-            EXPECT(group_opens(&g, 4), "four ranks did not open");
-            double begin = now_seconds();
-            for (int r = 0; r < 4; r++) {
-                if (r == lost && c == 1) continue;
-                int status = group_wait(&g, pids[r], "all", text, sizeof(text));
-                EXPECT(status == (r == lost && c == 0 ? 128 + SIGKILL : 1), "rank %d: status %d", r, status);
-            }
-            EXPECT(now_seconds() - begin < 10, "rank %d: noticed after %.1f s", lost, now_seconds() - begin);
-            kill(pids[lost], SIGKILL);
-            waitpid(pids[lost], NULL, 0);
-            snprintf(words, sizeof(words), "diffv2: rank %d (", lost);
-            EXPECT(count_lines(text) == 1 && strstr(text, words) == text && strstr(text, cases[c].words),
-                   "rank %d, case %d: %.400s", lost, c, text);
-            group_finish(&g);
-        }
 }
 
 static void rank_fails(int which) {
@@ -395,12 +326,10 @@ static void test_start_options(void) {
 }
 
 static const Test watchdog_tests[] = {
-    {"a start without all ranks fails after --start-timeout", test_start_timeout, 2},
     {"a file of an earlier start is not read", test_start_identity},
     {"a process with an invalid rank number is rejected", test_start_invalid_rank},
     {"a rendezvous file that is not complete is not read", test_start_temporary_file},
     {"a start that fails before all ranks have connected leaves no directory", test_start_abandoned},
-    {"a killed, stopped or hanging rank is named, whichever it is", test_lost_rank, 2},
     {"a line of several ranks is printed once, and all end with the same status", test_failure_once},
     {"a file system that does not answer does not stop the end of the run", test_files_stall, 2},
     {"every field of a state is checked", test_state_fields},
