@@ -49,7 +49,6 @@ static const Case cuda_cases[] = {
     {&gemm_split_check, {256, 4}, 0, "the sum over K may be divided"},
     {&gemm_split_check, {200, 1}, 0, "a remainder of K would be left out"},
     {&gemm_split_check, {40, 1}, 0, "the same, all of it"},
-    {&fp8_refusals_check, {0}, 0, "what cuBLASLt does not support"},
 #endif
     {&fp8_quantize_check, {64, 96, 0}, 0, "multiples of 16, packs, part of a tile"},
     {&fp8_quantize_check, {16, 32, 8}, 1, "unaligned packs, columns that are not read"},

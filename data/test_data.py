@@ -679,17 +679,6 @@ def test_special_tokens_in_documents_are_text():
         assert sorted(t for t in texts if t) == sorted(documents), "the documents do not come back"
 
 
-@pytest.mark.full
-def test_the_trainer_reads_a_corpus_and_generates_its_text():
-    write_jsonl("in.jsonl", make_documents(2000))
-    for name, choice in (("bpe", "--train-bpe 500"), ("bytes", BYTES)):
-        prepare(f"in.jsonl --out {name} --val-tokens 3000", choice).done()
-        options = f"--steps 3 --sample-every 3 --train-data {name} --val-data {name} --prompt 'the naïve'"
-        assert "the naïve" in train(options, f"--out run_{name}").done().out
-        prompt = f"--init run_{name}/checkpoints/step_00000003 --generate 5 --prompt"
-        assert execute(TRAINER, prompt, '"don\'t  数学"').done().out.startswith("don't  数学")
-
-
 def test_shards_are_printed_and_verified():
     write_jsonl("in.jsonl", make_documents(500))
     prepare("in.jsonl --out o", SMALL).done()

@@ -19,11 +19,6 @@ static ChoiceTask open_choices(const char *path, int V, int T) {
 
 // ---- scores
 
-static const ModelCase choice_cases[] = {
-    {"groups of three heads, untied", 37, 20, 2, 6, 2, 8, 28, 3, 40, false, 0, 0, false, false},
-    {"windows with YOCO and QK-norm", 19, 20, 2, 4, 2, 8, 12, 2, 40, true, 5, 0, true, true},
-};
-
 // By generation: the context at once, then token by token.
 static double score_by_generation(Model *model, const ChoiceTask *t, const ChoiceRow *row) {
     const ChoiceExample *e = &t->examples[row->example];
@@ -67,18 +62,6 @@ static void expect_scores(const ModelConfig *config, int B, const char *why, con
                "%s, %s: completion %d scores %.9g, by generation %.9g", name, why, i, scores[i], wanted[i]);
     }
     case_close(&model);
-}
-
-static void test_scores_by_generation(void) {
-    const char *path = test_file("choices.bin");
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase *mc = &choice_cases[v % 2];
-        choice_write_random(path, 1 + v % 2, 4, 3, mc->V, mc->T, (uint64_t)v);
-        ChoiceTask t = open_choices(path, mc->V, mc->T);
-        ModelConfig config = case_config(mc, &attention_variants[v]);
-        expect_scores(&config, mc->B, mc->why, &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
-        choices_close(&t);
-    }
 }
 
 // The LM head is the identity, and the logit of token 1 is the place of the row in the batch: the score of completions
@@ -328,7 +311,6 @@ static void test_refused_files(void) {
 }
 
 static const Test choices_tests[] = {
-    {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
     {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
     {"equal completions of an example have one score", test_equal_completions},
     {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},

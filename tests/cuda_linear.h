@@ -1,6 +1,5 @@
 /*
-cuda_linear.h: FP8 on the device: codes and scales bit for bit, the products with fast sums, and those that the library
-refuses.
+cuda_linear.h: FP8 on the device: codes and scales bit for bit.
 */
 #pragma once
 #include "cuda_engine.h"
@@ -87,76 +86,3 @@ static void check_fp8_quantize(const Case *c) {
     }
 }
 static const Check fp8_quantize_check = {"fp8_quantize", check_fp8_quantize, "rows columns gap"};
-
-#ifdef CUDA_ON_CPU
-// What cuBLASLt refuses in FP8, each with a product that it supports but for one fact.
-static void check_fp8_refusals(const Case *) {
-    const OperandType STORED_ = OPERAND_STORED, E4M3 = OPERAND_E4M3, E5M2 = OPERAND_E5M2;
-    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}};
-    const float scale = 1;
-    struct {
-        const char *capability, *reason; // NULL: supported
-        bool transpose_a, transpose_b;
-        int M, N, K, lda, ldb, ldc;
-        OperandType types[2];
-        unsigned alignment[3];
-        const float *scales[2];
-    } const cases[] = {
-#define TYPES {E5M2, E4M3}
-#define ALIGNED \
-    { 16, 16, 16 }
-#define SCALED \
-    { &scale, &scale }
-        {"90", NULL, false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
-        {"89", NULL, false, true, 32, 48, 64, 64, 64, 48, {E4M3, E5M2}, {256, 32, 16}, SCALED},
-        {"120", NULL, false, true, 16, 16, 16, 16, 32, 64, {E4M3, E4M3}, ALIGNED, SCALED},
-        {"100", NULL, false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
-        {"90", "layout", false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
-        {"90", "layout", true, true, 32, 48, 64, 32, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "layout", true, false, 32, 48, 64, 32, 48, 48, TYPES, ALIGNED, SCALED},
-        {"89", "layout", false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
-        {"120", "layout", true, true, 32, 48, 64, 32, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "multiple of 16", false, true, 24, 48, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "multiple of 16", false, true, 32, 40, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "multiple of 16", false, true, 32, 48, 56, 64, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "rows are not aligned", false, true, 32, 48, 64, 72, 64, 48, TYPES, ALIGNED, SCALED},
-        {"90", "rows are not aligned", false, true, 32, 48, 64, 64, 72, 48, TYPES, ALIGNED, SCALED},
-        {"90", "rows are not aligned", false, true, 32, 48, 64, 64, 64, 50, TYPES, ALIGNED, SCALED},
-        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {8, 16, 16}, SCALED},
-        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {16, 8, 16}, SCALED},
-        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {16, 16, 8}, SCALED},
-        {"90", "E5M2", false, true, 32, 48, 64, 64, 64, 48, {E5M2, E5M2}, ALIGNED, SCALED},
-        {"90", "not in FP8", false, true, 32, 48, 64, 64, 64, 48, {E5M2, STORED_}, ALIGNED, SCALED},
-        {"90", "a scale is missing", false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, {&scale, NULL}},
-        {"90", "a scale is missing", false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, {NULL, &scale}},
-#undef TYPES
-#undef ALIGNED
-#undef SCALED
-    };
-    const char *outer = getenv("CUDA_ON_CPU_CAPABILITY");
-    const std::string before = outer ? outer : "";
-    gemm_library_start();
-    for (const auto &c : cases) {
-        GemmProblem p = supported;
-        GemmHandles handles;
-        GemmAlgorithm found[GEMM_CANDIDATES];
-        const char *why = "?";
-        p.shape = {c.transpose_a, c.transpose_b, false, false, c.M, c.N, c.K, c.lda, c.ldb, c.ldc};
-        memcpy(p.types, c.types, sizeof(p.types));
-        memcpy(p.alignment, c.alignment, sizeof(p.alignment));
-        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}};
-        setenv("CUDA_ON_CPU_CAPABILITY", c.capability, 1);
-        gemm_describe(&handles, &p);
-        gemm_set_scales(&handles, &operands);
-        int count = gemm_find(found, GEMM_CANDIDATES, &handles, &p, false, &why);
-        bool refused = count == 0;
-        EXPECT(refused == (c.reason != NULL) && (!refused || strstr(why, c.reason)),
-               "case %d: %d algorithms (%s), the reason should be %s", (int)(&c - cases), count, refused ? why : "-",
-               c.reason ? c.reason : "none");
-    }
-    if (outer) setenv("CUDA_ON_CPU_CAPABILITY", before.c_str(), 1);
-    else unsetenv("CUDA_ON_CPU_CAPABILITY");
-    gemm_library_stop();
-}
-static const Check fp8_refusals_check = {"refused FP8 products", check_fp8_refusals, ""};
-#endif

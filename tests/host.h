@@ -119,24 +119,6 @@ static void test_too_many_threads(void) {
     EXPECT(r.status == EXIT_USAGE && strstr(r.err, "[1, 4096]"), "status %d: %.600s", r.status, r.err);
 }
 
-// tests/programs/test_ranks_results.py tests the sum over the ranks of a machine.
-static void test_insufficient_memory(void) {
-    TestDirectory d = program_data();
-    ProgramResult r;
-    const char *large = "--preset 13.1b --layers 4096 --vocab 256 --batch-size 1 --train-data train.bin";
-    run_command(&r, "cd '%s' && '%s' %s --out run", d.path, test_program_path(), large);
-    EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "too little memory: ") &&
-               strstr(r.err, " MiB available; ") && strstr(r.err, "--recompute 2 (") &&
-               strstr(r.err, "--no-memory-check"),
-           "status %d: %.900s", r.status, r.err);
-    EXPECT(r.out[0] == 0, "stdout: %.300s", r.out);
-    EXPECT(!directory_exists(test_text("%s/run", d.path)), "a run that was refused left a directory");
-    run_command(&r, "cd '%s' && '%s' %s --dry-run", d.path, test_program_path(), large);
-    EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: too little"), "status %d: %.900s", r.status, r.out);
-    run_command(&r, "cd '%s' && '%s' --dry-run", d.path, test_program_path());
-    EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: enough"), "status %d: %.900s", r.status, r.out);
-}
-
 static const Test host_tests[] = {
     {"available memory is the minimum over all cgroup levels", test_cgroup_memory},
     {"the number of cores is that of the affinity mask, limited by the CPU quota", test_core_count},
@@ -144,6 +126,4 @@ static const Test host_tests[] = {
 
 static const Test host_program_tests[] = {
     {"more threads than cores cause a warning, more than 4096 an error", test_too_many_threads},
-    {"a run that exceeds this machine's memory is rejected before it allocates or writes anything",
-     test_insufficient_memory},
 };

@@ -38,14 +38,12 @@ static cudaError_t counted_wait(cudaStream_t stream) {
     host_waits++;
     return cudaStreamSynchronize(stream);
 }
-static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event);
 template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... arguments) {
     if (memory_is_short) fprintf(stderr, "cuDNN is asked for a plan while memory is short\n");
     return cudnn_attention_plan(arguments...);
 }
 
 #define cudaStreamSynchronize counted_wait
-#define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
 #define cudnn_attention_plan witnessed_plan
 #define main operations_main
 #include "../test_diffv2.cu"
@@ -54,14 +52,6 @@ template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... argu
 #include "../train_diffv2.cu"
 #undef main
 #undef cudnn_attention_plan
-#undef cudaStreamWaitEvent
-
-// MISSING_WAIT=collectives or operations: these do not wait for the others.
-static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
-    const char *missing = getenv("MISSING_WAIT");
-    bool forgets = missing && strcmp(missing, stream == main_stream ? "operations" : "collectives") == 0;
-    return forgets ? cudaSuccess : cudaStreamWaitEvent(stream, event, 0);
-}
 
 #include "planned_faults.h"
 #include "test_main.h"

@@ -127,8 +127,8 @@ def reported(out, *words):
 
 
 def computed(*paths):
-    """The results of the first study."""
-    return command.compute(paths)[0]["studies"][0]
+    """The results of the first study, without a page and its figures."""
+    return results.of(studies.load(paths)[0])["studies"][0]
 
 
 def row_of(rows, arm, rate=None):
@@ -224,10 +224,9 @@ def test_a_direction_requires_a_corrected_p_and_seeds_and_tokens(tmp_path):
     lab = lab_of(tmp_path, {arm: row(arm, x) for arm, x in losses.items()})
 
     def told():
-        found, page = command.compute([lab])
-        table = page["sections"][0]["contents"][0]
-        gaps = {row["arm"]: row["difference"] for row in found["studies"][0]["arms"]}
-        return found["summary"][1], [row[4].kind for row in table.rows], gaps
+        found = results.of(studies.load([lab])[0])["studies"]
+        gaps = {row["arm"]: row["difference"] for row in found[0]["arms"]}
+        return tables.summary(found)[1], [row[4].kind for row in tables.of_arms(found).rows], gaps
 
     said, kinds, gaps = told()
     assert gaps["c"]["half"] < gaps["c"]["mean"] and gaps["c"]["p"] < 0.05 < gaps["c"]["p_holm"], gaps
@@ -457,7 +456,7 @@ def test_named_runs_are_compared_with_a_table_of_their_options(tmp_path):
     assert rows == ["| --total-batch | 1000 | 2000 |", "| --weight-decay | 0.1 | 0.2 |"], rows
     has(said, "Differs between runs: --total-batch: 1000 in one, 2000 in seed2")
     one.rename(tmp_path / "x=y")  # a directory that exists is no name
-    assert reported(out, tmp_path / "x=y")["studies"][0]["labels"] == {"baseline": "baseline"}
+    assert command.parse_arguments([str(tmp_path / "x=y")]).paths == [str(tmp_path / "x=y")]
 
 
 def test_a_run_that_has_just_started_has_a_report(tmp_path):

@@ -136,14 +136,6 @@ def test_checkpoint_on_cpu(odd):
     expect_same_text(odd, "run", 30)
 
 
-@pytest.mark.full
-def test_generation(odd):
-    """runs print samples, and the first piece of a prompt needs nothing before it in the cache of a window"""
-    result = on_device(odd, TRAIN_ODD, "--steps 1 --sample-every 1 --window 5 --out run").done()
-    assert "--- sample after step 1" in result.out
-    on_device(odd, "--init run/checkpoints/step_00000001 --generate 3 --prompt-tokens 1,2,3").done()
-
-
 def test_run_record(odd):
     """run.json names the device and libraries, and --gemm must match the build"""
     on_device(odd, TRAIN_ODD, "--steps 1 --out run").done()

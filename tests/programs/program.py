@@ -167,32 +167,6 @@ def has_open(pid, text):
 # ---- memory
 
 
-def resident_peak(process):
-    """The peak resident size of a process, in bytes; 0 after it has ended."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    except OSError:
-        found = None
-    return 1024 * int(found[1]) if found else 0
-
-
-def peak_of(*arguments):
-    """The peak resident bytes of a run. getrusage reports at least the size of the process that forked."""
-    command, peak = words_of([*trainer(), *arguments]), 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None:  # the last value: before exec it is that of this process
-            peak = resident_peak(process) or peak
-            time.sleep(1e-3)
-    assert process.returncode == 0
-    return peak
-
-
-def total_of_dry_run(*arguments):
-    """The bytes of the process that --dry-run prints."""
-    out = run_trainer(*arguments, "--dry-run").done().out
-    return 2**20 * float(re.search(r"memory of this process.*?  total +(\S+) MiB", out, re.S)[1])
-
-
 # ---- files
 
 

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
-from program import DONE, FAILED, ROOT, SHAPE, checkpoint, program, read_json, records, run, run_trainer, trainer
+from program import DONE, FAILED, ROOT, SHAPE, checkpoint, read_json, records, run, run_trainer, trainer
 from program import seal, write_corpus, write_shard
 
 MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
@@ -189,20 +189,3 @@ def test_accepted_directories(tmp_path):
     listed = [{"file": f"{name}.bin", "tokens": 101} for name in ("val_000000", "train_000001")]
     write_corpus(tmp_path / "listed", 1, 1, {"vocab_size": 203, "shards": listed})
     run_trainer(MODEL, "--train-data listed --val-data listed --steps 1", cwd=tmp_path).done()
-
-
-def test_corpus_of_bytes(tmp_path):
-    """a corpus of text_to_shards requires no options"""
-    (tmp_path / "text").write_text("".join(f"document {i} of bytes.\n" for i in range(1, 401)))
-    converter = program("TEXT_TO_SHARDS", "./text_to_shards")
-    run(*converter, r"--out bytes --delimiter '\n' --val-fraction 0.1 text", cwd=tmp_path).done()
-    options = "--train-data bytes --val-data bytes --doc-mask --steps 2 --sample-every 2 --prompt docu --out run"
-    result = run_trainer(MODEL, options, cwd=tmp_path).done()
-    assert result.err == "" and "corpus.json" not in result.out
-    assert "vocab=256" in result.out and "\ndocu" in result.out
-    options = "--init run/checkpoints/step_00000002 --generate 20 --prompt docu"
-    result = run_trainer(MODEL, options, cwd=tmp_path).done()
-    assert result.err == "" and result.out.startswith("docu")
-    for vocabulary, given in ((256, ""), (300, "--vocab 300")):
-        result = run_trainer("--preset 124m --train-data bytes --dry-run", given, cwd=tmp_path).done()
-        assert f"vocabulary {vocabulary}" in result.out

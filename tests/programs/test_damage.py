@@ -49,19 +49,6 @@ def every_4(whole):
 FILES = ["config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"]
 
 
-@pytest.mark.parametrize("place", ["start", "middle", "end"])
-@pytest.mark.parametrize("name", FILES)
-def test_damaged_checkpoint(short, every_4, name, place):
-    """a damaged checkpoint is reported, and the run resumes bitwise from an older one"""
-    shutil.copytree(every_4, short / "run")
-    path = checkpoint(short / "run", 12) / name
-    data = path.read_bytes()
-    at = {"start": 0, "middle": len(data) // 2 - 1, "end": len(data) - 1}[place]
-    overwrite(path, at, bytes([data[at] ^ 1]))
-    assert name in resume(short / "run").one_line(DONE, "/step_00000012: ").err
-    expect_whole(every_4, short / "run")
-
-
 def test_no_whole_checkpoint(short, every_4):
     """a run without a whole checkpoint reports each of them"""
     shutil.copytree(every_4, short / "run")
@@ -250,23 +237,6 @@ def replace(path):
     copy = path.with_name("copy")
     shutil.copy(path, copy)
     copy.rename(path)
-
-
-@pytest.mark.parametrize("change", ["removed", "shorter", "replaced"])
-def test_changed_shard(short, change):
-    """a shard that changes during the run stops it with a one-line error"""
-    path = short / "train.bin"
-    with Started(*command(short / "run", ENDLESS, "--checkpoint-every 1"), cwd=short) as process:
-        process.wait_for_step(short / "run", 3)
-        if change == "removed":
-            path.unlink()
-        elif change == "shorter":
-            os.truncate(path, 1100)
-        else:
-            shutil.copy(path, short / "other")
-            append(short / "other", b"x")
-            (short / "other").rename(path)
-        process.end().one_line(FAILED, "train.bin")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""--gemm bf16 and fp8 in whole runs: losses, resumes, samples, and the memory of rounded copies of weights."""
+"""--gemm bf16 and fp8 in whole runs: losses, resumes and samples."""
 
 import re
 
 import pytest
-from program import WEIGHTS, all_records, checkpoint, differing, peak_of, read_json, records, resume, run_trainer
-from program import total_of_dry_run, train
+from program import WEIGHTS, all_records, checkpoint, differing, read_json, records, resume, run_trainer, train
 
 ROUNDING = {"bf16": 2**-8, "fp8": 2**-3}  # of a gradient: the largest share of a number; E5M2 has two bits of mantissa
 STEPS = 20
@@ -58,29 +57,3 @@ def test_generation_of_types(exact):
         for gemm in ("fp32", "fp8")
     ]
     assert len("\n".join(texts[0])) > 20 and texts[0] == texts[1]
-
-
-@pytest.mark.full
-def test_memory_of_copies(corpus):
-    """copies of weights take the memory that --dry-run prints"""
-    data = ["--train-data", corpus / "train.bin"]
-    model = (
-        "--hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline --vocab 257 --seq-len 32 "
-        "--batch-size 1 --steps 1 --threads 2 --gemm"
-    )
-    printed = {gemm: total_of_dry_run(*data, "--layers 2", model, gemm) for gemm in ("fp32", "bf16", "fp8")}
-    dry = run_trainer("--layers 2", model, "fp8 --dry-run").done().out
-    # The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
-    # head.
-    size = 4 if "does not multiply bf16" in dry else 2
-    layer = size * (4 * 768 * 768 + 3 * 768 * 2304)
-    for gemm, head in (("bf16", size * 768 * 264), ("fp8", 0)):
-        # printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
-        more = printed[gemm] - printed["fp32"] - 2 * layer - head
-        assert -1e5 < more < 2e6, (gemm, more)
-    # of two more layers, so that the memory of the libraries, up to 30 MB on some CPUs, is not part of it
-    more = peak_of(*data, "--layers 4", model, "fp8") - peak_of(*data, "--layers 2", model, "fp8")
-    wanted = total_of_dry_run(*data, "--layers 4", model, "fp8") - printed["fp8"]
-    assert abs(more - wanted) < 0.2 * 2 * layer, (more, wanted)
-    copies = 2**20 * float(re.search(r"rounded copies of weights +(\S+) MiB", dry)[1])
-    assert abs(copies - 2 * layer) < 0.06 * 2**20

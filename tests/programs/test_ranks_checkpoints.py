@@ -68,20 +68,6 @@ def test_background_faults(short, ranks):
         expect_same_weights(whole, run, 9)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.full
-def test_not_removable(short, ranks):
-    """a run continues if old checkpoints cannot be removed"""
-    options = "--steps 8 --batch-size 2 --total-batch 64 --checkpoint-every 2 --keep 1"
-    train_ranks(short / "whole", ranks, options).done()
-    result = train_ranks(short / "run", ranks, options, BUSY="step_0000000").done()
-    assert result.err.count("cannot remove") >= 3
-    expect_same(checkpoint(short / "whole", 8), checkpoint(short / "run", 8))
-    result = resume_ranks(short / "run", ranks, "--steps 9 --schedule constant").done()
-    assert "cannot remove" not in result.err
-    assert saved(short / "run") == [9]
-
-
 def test_full_disk(short):
     """a full disk on one rank leaves no checkpoint"""
     options = "--batch-size 2 --steps 12 --checkpoint-every 5"

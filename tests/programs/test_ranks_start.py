@@ -9,7 +9,6 @@ import threading
 from time import monotonic
 
 import pytest
-from choices import Example, write_choices
 from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
 from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
@@ -70,27 +69,6 @@ def test_different_ranks(short):
     assert result.status == FAILED and "started as one of 4 processes" in result.err
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 6])
-def test_refused_start_leaves_nothing(short, ranks):
-    """a start that is refused removes the directory of the ranks, and that of the run if it has made it"""
-    for _ in range(3):
-        train_ranks(short / "new", ranks, "--steps 0x").one_line(USAGE, "--steps '0x' is not accepted")
-        assert {path.name for path in short.iterdir()} == {"train.bin"}
-    (short / "old").mkdir()
-    (short / "old/log.jsonl").write_text("")
-    result = train_ranks(short / "old", ranks, "--steps 2 --batch-size 1")
-    result.one_line(FAILED, "log.jsonl exists without a run.json")
-    assert [path.name for path in (short / "old").iterdir()] == ["log.jsonl"]
-
-
-@pytest.mark.parametrize("options", ["--out=run", "--out run", "--rendezvous=run", "--out file --rendezvous run"])
-def test_rendezvous(short, options):
-    """ranks connect in --rendezvous, or else in --out, before one of them reports wrong options"""
-    (short / "file").write_text("")
-    start = ["-n 2 env TMPDIR=missing", faulty(), "--lr x", options]  # the default directory, TMPDIR, fails
-    mpirun(*start, "--train-data train.bin", cwd=short).one_line(USAGE, "--lr 'x' is not accepted")
-
-
 def test_hidden_directory(short):
     """a start of which a rank cannot open the directory of the ranks leaves none"""
     if run("unshare -rm true").status != DONE:
@@ -143,20 +121,12 @@ def test_stranger(short, stranger, transport):
         assert train_ranks(short / "run", 2, options, "20", **stranger).done().err == ""
 
 
-def test_zero_3_refuses(short):
-    """--zero 3 refuses what ranks do not compute together"""
-    zero = "--steps 2 --zero"
-    result = train_ranks(short / "run", 2, zero, "3 --sample-every 1")
-    result.one_line(USAGE, "--zero 3 does not support --sample-every")
-    write_choices(short / "choices", [Example([1], [[2], [3]], 0)], 256)
-    tasks = "--eval-choices c=choices --val-every 2"
-    result = train_ranks(short / "run", 2, zero, "3", tasks)
-    result.one_line(USAGE, "--zero 3 does not support --eval-choices")
-    for options, level in [(tasks, False), ("", True)]:  # a dry run offers what is supported
-        dry_run = ["--dry-run --ranks 2 --train-data train.bin", SMALL_OF_RANKS, options]
+def test_zero_levels_of_dry_run(short):
+    """a dry run offers the levels of --zero that support what ranks evaluate"""
+    for tasks, level in [("--eval-choices c=choices --val-every 2", False), ("", True)]:
+        dry_run = ["--dry-run --ranks 2 --train-data train.bin", SMALL_OF_RANKS, tasks]
         out = run_trainer(*dry_run, cwd=short).done().out
         assert "\n  2 " in out and ("\n  3 " in out) == level
-    train_ranks(short / "run", 2, zero, "4").one_line(USAGE, "--zero")
 
 
 @pytest.mark.full

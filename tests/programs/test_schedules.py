@@ -7,7 +7,7 @@ import shutil
 import pytest
 from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, checkpoint, expect_same, has_open, overwrite
 from program import read_json, records, resume, run_trainer, trainer, without_times
-from ranks import EXPERTS, MODEL, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks
+from ranks import EXPERTS, SMALL_OF_RANKS, resume_ranks, run_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --lr 1e-3 --threads 2"
 
@@ -115,29 +115,6 @@ def test_phases(corpus, tmp_path):
     shutil.rmtree(checkpoint(tmp_path / "plain", 5))
     resume(tmp_path / "plain", "--stop-after 5 --threads 1").done()
     expect_same(checkpoint(whole, 5), checkpoint(tmp_path / "plain", 5))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_killed_phases(short, ranks):
-    """phases of one and of several ranks, killed in each of them, have the bits of phases that are not"""
-    options = "--steps 9 --batch-size 2 --total-batch 384 --checkpoint-every 1 --zero 3"
-    phases = (
-        f"--train-data train.bin {MODEL} --layers 3 {options}",
-        "--threads 1 --seq-len 32",
-        "--threads 1 --total-batch 768 --batch-size 1",
-    )
-    for name, kills in (("whole", ()), ("killed", ("1:2:update", "0:4:backward", f"{ranks - 1}:7:write"))):
-        for k, phase in enumerate(phases):
-            for fault in (f"kill:{kills[k]}", "") if kills and not (ranks == 1 and k == 0) else ("",):
-                resumed = "--resume" if (short / name / "run.json").exists() else ""
-                again = phase if k or not resumed else f"{options} --threads 1"
-                result = run_ranks(
-                    ranks, again, resumed, f"--stop-after {3 * k + 3} --out", name, cwd=short, FAULT=fault
-                )
-                assert (result.status == 0) == (not fault), result
-    expect_same_weights(short / "whole", short / "killed", 7, 8, 9)
-    assert without_times(records(short / "whole", "train")) == without_times(records(short / "killed", "train"))
 
 
 def test_start_without_change(corpus, tmp_path):

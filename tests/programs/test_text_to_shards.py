@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import token_table
-from program import DONE, FAILED, SHAPE, USAGE, Random, Started, program, read_json, run, run_trainer
+from program import DONE, FAILED, USAGE, Random, Started, program, read_json, run, run_trainer
 from shards import file_digest, open_shard
 
 
@@ -221,14 +221,6 @@ def test_converter_one_document(converter, tmp_path, text, options, last):
     assert tokens_of(tmp_path / "out", "val") == b"\0" + last
     assert tokens_of(tmp_path / "out", "train") == b"\0" + text.removesuffix(last)
     assert read_json(tmp_path / "out/corpus.json")["documents"] == 2
-
-
-def test_converter_corpus_of_one_text(converter, tmp_path):
-    """the trainer validates on the last part of a single text"""
-    (tmp_path / "text").write_text("".join(f"line {i} of one text\n" for i in range(400)))
-    run(*converter, "--out out text", cwd=tmp_path).done()
-    options = "--train-data out --val-data out --batch-size 4 --warmup 1 --threads 1 --steps 2"
-    assert "step 2: validation loss" in run_trainer(SHAPE, options, cwd=tmp_path).done().out
 
 
 # ---- errors
