@@ -577,16 +577,6 @@ static void test_prediction_of_fp8_experts(void) {
     }
 }
 
-// Padding to 16, and the smallest piece of an output.
-static void test_fp8_sizes(void) {
-    EXPECT(fp8_copy_bytes(37, 5) == 256 + 2 * 16 * 48, "%zu bytes", fp8_copy_bytes(37, 5));
-    EXPECT(fp8_copy_bytes(64, 128) == 256 + 2 * 64 * 128, "%zu bytes", fp8_copy_bytes(64, 128));
-    // codes of x and dy (twice), and dweight (16 x 48) in fp32, which is larger than dx (16 x 48) in bf16
-    EXPECT(fp8_workspace_bytes(3, 37, 5) == 256 + 16 * 48 + 256 + 2 * 16 * 16 + 16 * 48 * 4, "%zu bytes",
-           fp8_workspace_bytes(3, 37, 5));
-    EXPECT(fp8_piece_rows(1 << 20, 1 << 20, 4) == 16, "%zu rows", fp8_piece_rows(1 << 20, 1 << 20, 4));
-}
-
 static void test_device_abbreviations(void) {
     static const char *const names[][2] = {{"H200", "H200"},
                                            {"a100", "A100-SXM4-80GB"},
@@ -714,7 +704,6 @@ static const Test prediction_tests[] = {
     {"sums over groups take the time of the faster of rings and trees", test_prediction_groups},
     {"--gemm fp8 halves the products' time, and adds copies, maxima and roundings", test_prediction_fp8},
     {"experts are in FP8 on the devices where that is faster", test_prediction_of_fp8_experts},
-    {"matrices in FP8 are padded to multiples of 16", test_fp8_sizes},
     {"device names may be abbreviated", test_device_abbreviations},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
     {"a step has as few updates as settings and neighbours allow", test_prediction_of_updates},

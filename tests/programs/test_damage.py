@@ -221,17 +221,6 @@ def test_killed_resume(short, whole):
 # ---- other programs
 
 
-def test_lock(short):
-    """two processes cannot use the same run"""
-    with Started(*command(short / "run", ENDLESS, "--checkpoint-every 1"), cwd=short) as process:
-        process.wait_for_step(short / "run", 3)
-        second = resume(short / "run")
-        process.terminate()
-        result = process.end()
-    assert second.status == FAILED and second.err.count("\n") == 1
-    assert result.status == SIGNALLED and result.err.count("\n") == 1
-
-
 def replace(path):
     """Another file with the same bytes takes its place."""
     copy = path.with_name("copy")

@@ -58,7 +58,6 @@ def test_changed_update_norms(corpus, tmp_path):
     [
         ("--optimizer normuon", "2:update-norm=1", "updates of normuon have a constant norm"),
         ("", "3-4:lr=0", "this start has the steps 1 to 3: use one of these"),
-        ("", "2:moments@model.foo=0", "no tensor has a name that begins with model.foo: use"),
         ("", "2:lr@model.layers[0:5]=0", "lambda_proj.weight has 2 rows: use [A:B] with B up to 2"),
         ("--minutes 0.01", "1000000:lr=0", ": use one of these"),
     ],
