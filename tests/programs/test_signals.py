@@ -1,6 +1,7 @@
 """Signals, closed terminals and pipes, and kills: a run saves, or continues, and a resume continues bit for bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -181,3 +182,37 @@ def test_closed_descriptors(short, whole, closed):
 
 
 # ---- kills
+
+
+@pytest.mark.full
+def test_kill_while_saving(short):
+    """kill -9 never leaves a partial checkpoint under its final name"""
+    # Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another
+    # begins. Machines differ much, and so do their minutes: what a run takes is learnt as the starts go on.
+    kills, killed, out, begin = 25, 0, short / "run", time.monotonic()
+    options = f"{TWELVE} --checkpoint-every 1"
+    start(short / "whole", options).done()
+    seconds = time.monotonic() - begin
+
+    def next_start():
+        if (out / "run.json").exists():
+            return [*trainer(), "--out run --resume --threads 1"]
+        return command(out, options)
+
+    for i in range(kills):
+        if checkpoint(out, 12).exists():
+            shutil.rmtree(out)
+        with Started(*next_start(), cwd=short) as process:
+            time.sleep(seconds * (0.1 + 0.9 * (i * 7 % kills) / kills))
+            process.kill()
+            result = process.end()
+        assert "diffv2: " not in result.err, "the run was refused, or a broken checkpoint has its final name"
+        died = result.status == -signal.SIGKILL
+        killed += died
+        seconds *= 1.1 if died else 0.7
+    assert killed > kills / 3, f"only {killed} of {kills} starts were killed: the test tests little"
+    if checkpoint(out, 12).exists():  # a start after the last step removes nothing
+        shutil.rmtree(out)
+    run(*next_start(), cwd=short).done()
+    expect_whole(short / "whole", out)
+    assert all(isinstance(step, int) for step in saved(out)), "an unfinished checkpoint is left"
