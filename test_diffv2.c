@@ -27,7 +27,6 @@ the default build tests files and processes.
 #include "tests/documents.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
-#include "tests/expert_runs.h"
 #include "tests/experts.h"
 #include "tests/low_precision.h"
 #include "tests/sharding.h"
@@ -42,7 +41,6 @@ static const TestTable test_tables[] = {
     {"model in fp64", TESTS(model_fp64_tests), FP64_BUILD},
     {"recompute", TESTS(recompute_tests), EVERY_BUILD},
     {"experts", TESTS(expert_tests), EVERY_BUILD},
-    {"experts", TESTS(expert_runs_tests), FP32_BUILD},
     {"experts in fp64", TESTS(expert_fp64_tests), FP64_BUILD},
     {"low precision", TESTS(low_precision_tests), FP32_BUILD},
     {"documents", TESTS(documents_tests), EVERY_BUILD},

@@ -22,7 +22,6 @@ import zstandard
 from outputs import open_output
 from sources import HUB
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-from validation import choose
 import program
 
 HERE = Path(__file__).resolve().parent
@@ -388,23 +387,6 @@ def test_both_programs_choose_the_same_documents_for_validation(name):
         assert ("validation has" in done.err) == (name in ("long", "smallest")), done
 
 
-def test_documents_are_taken_in_the_order_of_a_hash_as_long_as_they_fit():
-    rng = random.Random(1)
-    for _ in range(300):
-        lengths = np.array(
-            [rng.choice([2, 5, 50, 1000]) + rng.randrange(9) for _ in range(rng.randrange(2, 60))], np.uint64
-        )
-        target = rng.randrange(1, int(lengths.sum()))
-        order = choose(np.ones(len(lengths), np.uint64), len(lengths)).tolist()  # of equal documents, all
-        wanted, left = [], target
-        for document in order:
-            if lengths[document] <= left:
-                wanted.append(document)
-                left -= int(lengths[document])
-        smallest = [min(order, key=lambda document: lengths[document])]
-        assert choose(lengths, target).tolist() == (wanted or smallest), (lengths, target)
-
-
 CHOICES = (BYTES, pytest.param("--train-bpe 300", marks=pytest.mark.full))
 
 
@@ -420,16 +402,6 @@ def test_one_text_has_validation_that_the_trainer_reads(choice):
 def test_a_text_that_is_too_short_for_validation_is_refused():
     write("short.txt", "é")
     refused("a text of 2 bytes is too short for training and validation", "o", "short.txt", BYTES)
-
-
-def test_validation_of_more_than_a_tenth_of_the_text_is_a_warning():
-    write_jsonl("in.jsonl", make_documents(200))
-    bytes_ = sum(len(text.encode()) + 1 for text in make_documents(200))
-    done = prepare(f"in.jsonl --out o --val-tokens {bytes_ // 9}", BYTES).done()
-    done.one_line(
-        0, f"of {bytes_} bytes, more than 10%: split long documents with --delimiter, or use a lower --val-tok"
-    )
-    assert prepare(f"in.jsonl --out p --val-tokens {bytes_ // 11}", BYTES).done().err == ""
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -1,10 +1,8 @@
 /*
 cuda_trainer.h: what is tested of the CUDA trainer in its process: how often a step waits for the device, the pieces of
-logits, a communicator of one rank, and the lists of Slurm. tests/cuda compares runs of the program with the CPU
-trainer's.
+logits, and the lists of Slurm. tests/cuda compares runs of the program with those of the CPU trainer.
 */
 #pragma once
-#include "cuda_collectives.h"
 #include "fixture.h"
 #include "harness.h"
 
@@ -97,14 +95,12 @@ static void test_slurm_lists(void) {
                launch_tasks_on_node(counts[i].list, counts[i].machine));
 }
 
-static void test_one_rank_collectives(void) { collectives_of_one_rank(40000); }
 #endif
 
 static const Test cuda_trainer_tests[] = {
     {"a step waits for the device only to read the loss and the norm", test_host_waits},
     {"logits are computed in pieces of 4096 to 8192 rows, one row in generation", test_logit_pieces},
 #ifdef USE_NCCL
-    {"a communicator of one rank sums and gathers", test_one_rank_collectives},
     {"the lists that srun sets are parsed", test_slurm_lists},
 #endif
 };

@@ -171,40 +171,6 @@ static void test_data_epochs(void) {
         EXPECT(permutation_at(i * 1000003, large, 1, 0) < large, "W %llu: out of range", (unsigned long long)large);
 }
 
-// Expects the chi-square statistic of `count` counts, of which `zeros` are always 0, to stay below its mean k by six
-// standard deviations sqrt(2k). k: degrees of freedom; the counts sum to `total`.
-static void expect_uniform(const char *what, const double *counts, int count, int zeros, double total, int k) {
-    double expected = total / (count - zeros), chi = -zeros * expected;
-    for (int i = 0; i < count; i++) chi += (counts[i] - expected) * (counts[i] - expected) / expected;
-    EXPECT(chi < k + 6 * sqrt(2 * k), "chi-square of %s is %.1f for %d", what, chi, k);
-}
-
-static void test_data_mixing(void) {
-    enum { W = 7, EPOCHS = 7000, MANY = 100003, BINS = 50 };
-    for (int by_seed = 0; by_seed < 2; by_seed++) {
-        double count[W][W], pair[W][W], triples[6];
-        memset(count, 0, sizeof(count)), memset(pair, 0, sizeof(pair)), memset(triples, 0, sizeof(triples));
-        for (uint64_t e = 0; e < EPOCHS; e++) {
-            uint64_t seed = by_seed ? e : 1, epoch = by_seed ? 0 : e, w[W], three[3];
-            for (uint64_t i = 0; i < W; i++) w[i] = permutation_at(i, W, seed, epoch);
-            for (int i = 0; i < W; i++) count[i][w[i]]++;
-            pair[w[0]][w[1]]++;
-            for (uint64_t i = 0; i < 3; i++) three[i] = permutation_at(i, 3, seed, epoch);
-            triples[2 * three[0] + (three[1] > three[2])]++;
-        }
-        expect_uniform(by_seed ? "(place, window) by seed" : "(place, window)", count[0], W * W, 0, W * EPOCHS, 36);
-        expect_uniform(by_seed ? "successors by seed" : "successors", pair[0], W * W, W, EPOCHS, 41);
-        expect_uniform(by_seed ? "orders of 3 windows by seed" : "orders of 3 windows", triples, 6, 0, EPOCHS, 5);
-    }
-    double bins[BINS]; // distances between the images of neighbours
-    memset(bins, 0, sizeof(bins));
-    for (uint64_t i = 0; i + 1 < MANY; i++) {
-        uint64_t a = permutation_at(i, MANY, 1, 0), b = permutation_at(i + 1, MANY, 1, 0);
-        bins[(b + MANY - a) % MANY * BINS / MANY]++;
-    }
-    expect_uniform("neighbours' distances", bins, BINS, 0, MANY, 49);
-}
-
 static void test_data_order_is_kept(void) {
     static const uint64_t first[8] = {132, 913, 995, 413, 283, 997, 958, 48};
     static const uint64_t few[7] = {5, 3, 1, 2, 0, 6, 4};
@@ -440,7 +406,6 @@ static const Test data_tests[] = {
     {"the windows of an update do not depend on the micro-batch and the rank count", test_data_order_of_ranks},
     {"a loader that starts at any window continues exactly, across the ends of epochs", test_data_resume},
     {"every window occurs once in an epoch, and epochs and seeds differ in their order", test_data_epochs},
-    {"the shuffle is uniform over places, successors and distances", test_data_mixing},
     {"the order of a seed equals the order that existing checkpoints rely on", test_data_order_is_kept},
     {"shards are read in byte order of their names", test_data_names},
     {"shards larger than 2 and 4 GiB are read up to their end", test_data_large_shards},

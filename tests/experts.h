@@ -1,6 +1,6 @@
 /*
 experts.h: tests of mixtures of experts: routing, models with experts and their config.json. tests/model.h compares
-their gradients with the reference; expert_runs.h has the tests of whole runs.
+their gradients with the reference, and tests/programs/test_experts.py tests whole runs.
 */
 #pragma once
 #include "model.h"

@@ -289,18 +289,6 @@ def test_wandb_reads_every_value_and_a_run_that_went_back_is_another_one(tmp_pat
     assert read_wandb(tmp_path)[-1][0] != one, "W&B cannot take steps back: they need another run"
 
 
-def test_a_run_of_the_trainer_is_followed_to_its_end(tmp_path):
-    run, table = tmp_path / "live", tmp_path / "live.csv"
-    train(run, "--stop-after 6")
-    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    (run / "log.jsonl").write_text("".join(line for line in lines if '"stopped"' not in line))
-    with Following(run, "--csv", table) as following:
-        following.wait_until(lambda: 5 in read_csv(table).get("live", ()))
-        train(run, "--resume")
-        following.end()
-    same_csv(read_csv(table)["live"], (run / "log.jsonl").read_text())
-
-
 def test_mistakes_have_one_line_and_their_status(tmp_path, run):
     table, targets = tmp_path / "x.csv", "--tensorboard DIR, --wandb PROJECT and --csv FILE"
     out = ["--csv", table]
