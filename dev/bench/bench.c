@@ -4,14 +4,14 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
   build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
               [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
               [--window W] [--full-every K] [--yoco] [--qk-norm] [--shared-experts S] [--dense-layers N] [--doc-mask]
-    --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
+    --filter  only tables and rows whose name contains WORD (peaks, operations, steps, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
     --window, --full-every, --yoco, --qk-norm, --shared-experts, --dense-layers, --doc-mask
-              traits of the layers in steps and threads, as the trainer's
+              traits of the layers in steps, as the trainer's
     --preset, --batch, --longest, --memory, --seconds
-              of the tables decode, prefill, windows and sparse: the shape (small), the batch (1 and 8), the longest
+              of the tables decode and prefill: the shape (small), the batch (1 and 8), the longest
               context (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt
               of twice its length is measured too (20 s); there --window is the window of YOCO (512)
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
@@ -23,14 +23,9 @@ operations  time, GFLOP/s or GB/s of each operation, and its share of the peak t
 steps       whole steps and a lower bound: the products of the model alone by the library, attention at 80% of the GEMM
             peak, and the bytes of the other operations at the bandwidth of their mix. Step and bound are measured in
             turns, and the share is the median over the turns: a shared machine changes its speed within seconds.
-threads     all threads against one, in turns
-loader      tokens/s of the data loader alone, from shards in the page cache
-pairs       only by name: attention of diff_v2 as one operation against attention and diff_combine
-sparse      only by name: block-sparse attention in training, at contexts of 1K to --longest
-decode, prefill, windows
+decode, prefill
             only by name: generation at contexts of 1K to --longest and batches of 1 and 8 (bench_decode.h). Arms run in
             turns; ratios are those of a round.
-memory      VmHWM of the trainer after two steps, and the total of its --dry-run
 
 The benchmark includes the trainer, so it measures the code that trains.
 */
@@ -133,57 +128,12 @@ static void table_steps(void) {
     }
 }
 
-static void table_threads(void) {
-    if (bench.threads == 1) return;
-    printf("\nthreads                          ms with 1     with %d     ratio   GEMM peak\n", bench.threads);
-    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
-        const StepCase *c = &step_cases[i];
-        char name[64];
-        FORMAT(name, "%s %s %d x %d", c->preset, c->attention, c->B, c->T);
-        if (!wanted(name) && !wanted("threads")) continue;
-        BenchModel b;
-        bench_open(&b, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
-        double seconds[2][64], ratio[64], peak[64];
-        for (int r = -1; r < bench.rounds; r++) {
-            double gflops[2];
-            for (int all = 0; all < 2; all++) {
-                omp_set_num_threads(all ? bench.threads : 1);
-                gflops[all] = matmul_peak_gflops();
-                double t = bench_step(&b, NULL);
-                if (r >= 0) seconds[all][r] = t;
-            }
-            if (r >= 0) ratio[r] = seconds[0][r] / seconds[1][r], peak[r] = gflops[1] / gflops[0];
-        }
-        printf("  %-28s %10.1f %10.1f %8.2fx %8.2fx\n", name, 1e3 * median(seconds[0], bench.rounds),
-               1e3 * median(seconds[1], bench.rounds), median(ratio, bench.rounds), median(peak, bench.rounds));
-        fflush(stdout);
-        bench_close(&b);
-    }
-}
-
-// A shard of random tokens of GPT-2's vocabulary.
-static void write_shard(const char *path, int32_t count, uint64_t key) {
-    int32_t header[SHARD_HEADER_BYTES / 4] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, count};
-    uint16_t *tokens = (uint16_t *)checked_calloc((size_t)count, sizeof(uint16_t));
-    for (int32_t i = 0; i < count; i++) tokens[i] = (uint16_t)(random_bits(key, (uint64_t)i) % 50257);
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 &&
-              fwrite(tokens, sizeof(uint16_t), (size_t)count, f) == (size_t)count && fclose(f) == 0,
-          "cannot write %s: %s", path, strerror(errno));
-    free(tokens);
-}
-
-#include "bench_host.h"
 #include "bench_decode.h"
 
 static const struct {
     const char *name;
     void (*print)(void);
-} named_tables[] = {{"decode", table_decode},
-                    {"prefill", table_prefill},
-                    {"windows", table_windows},
-                    {"sparse", table_sparse},
-                    {"pairs", table_pairs}};
+} named_tables[] = {{"decode", table_decode}, {"prefill", table_prefill}};
 
 // Selects the type of products; false for an unknown one.
 static bool find_gemm(const char *name) {
@@ -231,8 +181,6 @@ int main(int argc, char **argv) {
         return 0;
     }
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
-    bench.tokens = (int *)checked_calloc(1 << 16, sizeof(int));
-    for (int i = 0; i < 1 << 16; i++) bench.tokens[i] = (int)(random_bits(3, (uint64_t)i) % 50257);
     printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), source_revision(),
            bench.rounds);
     for (size_t i = 0; i < sizeof(named_tables) / sizeof(named_tables[0]); i++)
@@ -243,9 +191,5 @@ int main(int argc, char **argv) {
     table_peaks();
     table_operations();
     table_steps();
-    table_threads();
-    table_loader();
-    for (int i = 0; i < 3; i++) buffer_free(bench.probe[i]);
-    table_memory();
     return 0;
 }

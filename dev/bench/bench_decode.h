@@ -1,6 +1,6 @@
 /*
-bench_decode.h: generation with a key/value cache. In bench.c: one more token of each sequence, prompts, and attention
-with windows, blocks and pairs; included after bench_operations.h. In bench_cuda.cu: the operations of a token at
+bench_decode.h: generation with a key/value cache. In bench.c: one more token of each sequence, and prompts; included
+after bench_operations.h. In bench_cuda.cu: the operations of a token at
 several contexts, and whole steps of a model; included after bench_cuda_kernels.h.
 
 The arms have the same key/value heads, and so, except with YOCO, caches of the same size; DIFF V1 reads the values
@@ -236,121 +236,6 @@ static void table_prefill(void) {
             bench_close(&b);
         }
         printf("\n");
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Windows: attention alone, in training
-
-static void windows_row(int T, int window) {
-    ModelConfig c;
-    CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
-    c.window = window, c.full_every = 0, c.yoco = false;
-    Model model;
-    plan_config(&model, &c, 1, T, FOR_TRAINING);
-    const OpSize size = attention_size(&model, "", 1, T);
-    printf("  %7d %7d", T, window);
-    for (int backward = 0; backward < 2; backward++) {
-        BenchOperation o;
-        double seconds[64];
-        int rounds = min_int(5, bench.rounds);
-        operation_describe(&o, &size, backward);
-        operation_alloc(&o);
-        for (int r = 0; r < rounds; r++) {
-            double start = decode_now();
-            op_call(&o.c, backward);
-            seconds[r] = decode_now() - start;
-        }
-        printf(" %12.2f", 1e6 * median(seconds, rounds) / T);
-        operation_close(&o);
-    }
-    printf("\n");
-    fflush(stdout);
-    plan_free(&model.plan);
-}
-
-static void table_windows(void) {
-    printf("\nwindows %s diff_v2: attention of one layer, microseconds per token\n"
-           "        T  window      forward     backward\n",
-           bench.preset);
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, decode_window());
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Block-sparse attention in training, with the selection
-
-static void sparse_bench_row(int T, int blocks) {
-    ModelConfig c;
-    BenchModel b;
-    CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
-    c.window = c.full_every = 0, c.yoco = false, c.L = 1, c.sparse_blocks = blocks, c.sparse_size = SPARSE_SIZE;
-    plan_config(&b.model, &c, 1, T, FOR_TRAINING);
-    bench_alloc(&b);
-    Rows r = {1, T, 0, 0};
-    floatX *fused = b.model.acts.layers[0].fused;
-    for (size_t i = 0, n = (size_t)T * b.model.plan.dims.fused_ld; i < n; i++)
-        fused[i] = (floatX)(4 * random_uniform(i, 1) - 2);
-    double seconds[2][64];
-    int rounds = min_int(3, bench.rounds);
-    for (int i = 0; i < rounds; i++) {
-        double start = decode_now();
-        combined_forward(&b.model, 0, r);
-        double middle = decode_now();
-        combined_backward(&b.model, 0, 1, T);
-        seconds[0][i] = middle - start, seconds[1][i] = decode_now() - middle;
-    }
-    printf("  %7d %7d %12.2f %12.2f\n", T, blocks, 1e6 * median(seconds[0], rounds) / T,
-           1e6 * median(seconds[1], rounds) / T);
-    fflush(stdout);
-    bench_close(&b);
-}
-
-static void table_sparse(void) {
-    printf("\nsparse %s diff_v2, blocks of %d; 0: all keys: attention of one layer, microseconds per token\n"
-           "        T  blocks      forward     backward\n",
-           bench.preset, (int)SPARSE_SIZE);
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2)
-        for (int blocks = 2; blocks <= 8; blocks *= 2) sparse_bench_row(T, blocks);
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) sparse_bench_row(T, 0);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Pairs
-
-// Attention of diff_v2, forward and backward of a layer: diff_attention against attention and diff_combine, in turns.
-static void table_pairs(void) {
-    printf("\npairs: attention of a layer with its backward, ms      apart    as one   ratio, median (quartiles)\n");
-    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
-        const StepCase *c = &step_cases[i];
-        Model model;
-        if (strcmp(c->attention, "diff_v2") != 0) continue;
-        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
-        const OpModel m = op_model_of(&model, c->B, c->T);
-        const OpSize sizes[] = {attention_size(&model, "", c->B, c->T),
-                                {OP_DIFF_COMBINE, "", {c->B * c->T, m.NH, m.D, m.NH, 1, 1, S_SIGMOID}, {0, 0}},
-                                {OP_DIFF_ATTENTION, "", {c->B, c->T, m.NH, m.NKV, m.D, m.D, 1, 0, S_SIGMOID}, {0, 0}}};
-        BenchOperation o[5]; // the call of the backward of diff_attention has its forward
-        static const int of[] = {0, 1, 1, 0, 2}, backward[] = {0, 0, 1, 1, 1};
-        double seconds[2][64], ratio[64];
-        for (int k = 0; k < 5; k++) operation_describe(&o[k], &sizes[of[k]], backward[k]), operation_alloc(&o[k]);
-        ops_init(max_size(o[3].cost.workspace, o[4].cost.workspace));
-        for (int r = -1; r < bench.rounds; r++) {
-            double start = now_seconds();
-            for (int k = 0; k < 4; k++) op_call(&o[k].c, backward[k]);
-            double middle = now_seconds();
-            op_call(&o[4].c, true);
-            double end = now_seconds();
-            if (r < 0) continue;
-            seconds[0][r] = middle - start, seconds[1][r] = end - middle;
-            ratio[r] = seconds[0][r] / seconds[1][r];
-        }
-        char text[64];
-        printf("  %-10s %d x %-6d %36.2f %9.2f   %s\n", c->preset, c->B, c->T, 1e3 * median(seconds[0], bench.rounds),
-               1e3 * median(seconds[1], bench.rounds), with_quartiles(text, sizeof(text), ratio));
-        fflush(stdout);
-        for (int k = 0; k < 5; k++) operation_close(&o[k]);
-        plan_free(&model.plan);
     }
 }
 

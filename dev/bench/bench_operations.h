@@ -13,13 +13,12 @@ static struct {
     int rounds, threads;
     const char *turns;
     float *probe[3];
-    int *tokens;
     float sink; // keeps reads from being optimized away
     // of bench_decode.h
     const char *preset;
     int batch, longest; // batch 0: 1 and 8
     double memory, seconds;
-} bench = {"", 7, 0, NULL, {NULL}, NULL, 0, "small", 0, 65536, 4.0 * (1 << 30), 20};
+} bench = {"", 7, 0, NULL, {NULL}, 0, "small", 0, 65536, 4.0 * (1 << 30), 20};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
 
