@@ -287,28 +287,3 @@ def split_letters(text):
         letters.append(text[:end])
         text = text[end:]
     return letters
-
-
-def counted_class(opcode):
-    """The class of an instruction, for the counts."""
-    parts = opcode.split(".")
-    base, last = parts[0], parts[-1]
-    if base in ("ld", "st", "atom"):
-        return f"{parts[1]} {'atomic' if base == 'atom' else 'load' if base == 'ld' else 'store'}"
-    for name, bases in (
-        ("branch", "bra ret trap"),
-        ("barrier", "bar mbarrier fence"),
-        ("exchange", "shfl vote redux elect"),
-        ("tensor core", "mma wgmma"),
-        ("matrix load", "ldmatrix"),
-        ("matrix store", "stmatrix"),
-        ("async copy", "cp"),
-        ("move", "mov cvta"),
-        ("conversion", "cvt"),
-        ("compare, select", "setp selp"),
-    ):
-        if base in bases.split():
-            return name
-    if "approx" in parts:
-        return "approximation"
-    return {"f32": "fp32", "f64": "fp64", "pred": "compare, select"}.get(last, "integer")

@@ -42,11 +42,6 @@ template <class T, int N> struct V { T v[N]; };
 struct SharedArray {
     u32 offset, bytes;
 };
-struct ClassCount { // a block of instructions between labels and branches has `count` of this class
-    int block;
-    const char *name;
-    int count;
-};
 struct Kernel {
     const char *name;
     const void *host; // the function of the emulated program
@@ -55,16 +50,12 @@ struct Kernel {
     int most_threads; // of a block
     const SharedArray *arrays;
     int array_count;
-    bool dynamic;        // uses the launch's shared memory
-    bool asynchronous;   // has instructions of hopper.h
-    const u64 *executed; // times per block of instructions; nullptr in programs that do not count
-    const ClassCount *classes;
-    int class_count;
+    bool dynamic;      // uses the launch's shared memory
+    bool asynchronous; // has instructions of hopper.h
 };
 struct AddKernels {
     AddKernels(const char *architecture, const Kernel *kernels, size_t count);
 };
-void begin_counted_block(const Kernel &kernel); // counts.cpp
 
 // Shared memory of the running block. A byte is `usable` if it belongs to an array.
 extern char *shared_memory;
@@ -96,24 +87,11 @@ extern Range recent[spans];
 void find_span(u64 address, size_t bytes, const Site &site);
 [[noreturn]] void trapped(const Site &site);
 
-#ifdef PTX_COUNT // counts.cpp
-void count_access(bool in_shared, u64 address, u32 bytes, const Site &site);
-#define COUNTS(kernel, blocks) static u64 executed_##kernel[blocks];
-#define COUNT(kernel, block) ++executed_##kernel[block]
-#define COUNTED(kernel) executed_##kernel, classes_##kernel, (int)(sizeof(classes_##kernel) / sizeof(ClassCount))
-#else
-static inline void count_access(bool, u64, u32, const Site &) {}
-#define COUNTS(kernel, blocks)
-#define COUNT(kernel, block) (void)0
-#define COUNTED(kernel) nullptr, nullptr, 0
-#endif
-
 template <size_t BYTES> inline char *global(u64 address, const Site &site) {
     if (__builtin_expect(address % BYTES != 0, 0)) misaligned("global", address, BYTES, site);
     const Range span = recent[(size_t)site.ptx_line % spans];
     if (__builtin_expect(address < (u64)(uintptr_t)span.begin || address + BYTES > (u64)(uintptr_t)span.end, 0))
         find_span(address, BYTES, site);
-    count_access(false, address, BYTES, site);
     return (char *)(uintptr_t)address;
 }
 template <size_t BYTES> inline char *shared(u32 address, const Site &site) {
@@ -122,7 +100,6 @@ template <size_t BYTES> inline char *shared(u32 address, const Site &site) {
         !shared_usable[address + BYTES - 1])
         out_of_shared(address, BYTES, site);
     if (__builtin_expect((uintptr_t)pointer % BYTES != 0, 0)) misaligned("shared", address, BYTES, site);
-    count_access(true, address, BYTES, site);
     return pointer;
 }
 template <size_t BYTES> inline char *within(const char *space, u64 address, Range range, const Site &site) {

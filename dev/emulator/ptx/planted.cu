@@ -30,13 +30,6 @@ static __global__ void arrays(float4 *to, const float4 *from, Numbers n) { // in
     x.x += before[COUNT_OF_THREADS - 1 - threadIdx.x];
     to[threadIdx.x] = x;
 }
-static __global__ void columns(float4 *to, const float4 *from, Numbers n) { // all lanes access one bank
-    SHARED(float, square, WARP *WARP);
-    square[WARP * threadIdx.x] = from[threadIdx.x].y;
-    __syncthreads();
-    float x = square[WARP * (WARP - 1 - threadIdx.x)] + (float)n.numbers[2];
-    to[threadIdx.x] = make_float4(x, x, x, x);
-}
 static __global__ void exchanges(float4 *to, const float4 *from, Numbers n) {
     float4 x = from[threadIdx.x];
     x.x = lanes_sum(x.x, WARP) + (float)n.numbers[2];
@@ -78,13 +71,9 @@ static const struct {
     const char *name;
     KernelOfNumbers kernel;
     int threads;
-} kernels[] = {{"vectors", vectors, COUNT_OF_THREADS},
-               {"arrays", arrays, COUNT_OF_THREADS},
-               {"columns", columns, WARP},
-               {"exchanges", exchanges, WARP},
-               {"copies", copies, COUNT_OF_THREADS},
-               {"products", products, WARP},
-               {"conversions", conversions, COUNT_OF_THREADS}};
+} kernels[] = {{"vectors", vectors, COUNT_OF_THREADS}, {"arrays", arrays, COUNT_OF_THREADS},
+               {"exchanges", exchanges, WARP},         {"copies", copies, COUNT_OF_THREADS},
+               {"products", products, WARP},           {"conversions", conversions, COUNT_OF_THREADS}};
 
 int main(int argc, char **argv) {
     const Numbers numbers = {1, {2, 5, 4}};

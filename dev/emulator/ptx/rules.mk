@@ -1,6 +1,6 @@
 # The compiled kernels on the CPU: make build/ptx/sm_90/test_diffv2 translates what nvcc compiles for that architecture
 # (80, 89, 90, 90a, 100 or 120) to C++, and links it with the program of dev/emulator. Requires nvcc; see README.md.
-# Variables: those of dev/emulator/rules.mk, and COUNT=yes, which counts what the kernels do.
+# Variables: those of dev/emulator/rules.mk.
 
 PTX_NVCC = $(or $(NVCC),$(or $(CUDA),/usr/local/cuda)/bin/nvcc)
 PTX = $(BUILD)/ptx
@@ -8,7 +8,7 @@ PTX_NVCC_FLAGS = -std=c++17 -O3 -lineinfo $(call nvcc_flags,$(CPPFLAGS)) -DDEVIC
   -isystem $(CUDA_HEADERS) -Xcompiler -fopenmp
 # -ffp-contract=off: each operation is rounded where the PTX says so
 PTX_CFLAGS = -std=c++17 -O1 $(ARCH) -fno-math-errno -fno-trapping-math -ffp-contract=off -fno-strict-aliasing \
-  -DCUDA_ON_CPU -Idev -isystem $(CUDA_HEADERS) $(if $(COUNT),-DPTX_COUNT)
+  -DCUDA_ON_CPU -Idev -isystem $(CUDA_HEADERS)
 
 ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
   $(call stamp,$(PTX)/nvcc_flags,$(PTX_NVCC) $(PTX_NVCC_FLAGS))
@@ -17,7 +17,7 @@ endif
 
 $(ONCPU)/%.cu.o: dev/emulator/ptx/%.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o $(if $(COUNT),$(PTX)/counts.o)
+PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o
 $(PTX_LAYER): $(PTX)/%.o: dev/emulator/ptx/%.cpp $(PTX)/flags
 	$(CACHED) $(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
 $(PTX)/%.o: $(PTX)/%.cpp $(PTX)/flags

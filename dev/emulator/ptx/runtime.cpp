@@ -43,11 +43,8 @@ Layout shared_layout(const Kernel &kernel, size_t dynamic_bytes) {
 
 uint64_t block_of_memory;
 
-void begin_block([[maybe_unused]] const Kernel &kernel, const Layout &layout) {
+void begin_block(const Kernel &kernel, const Layout &layout) {
     static std::vector<char> memory;
-#ifdef PTX_COUNT
-    begin_counted_block(kernel);
-#endif
     block_of_memory = cuda_on_cpu::block_serial;
     memory.assign(layout.usable.size() + 32, (char)0xFF);
     shared_memory = (char *)(((uintptr_t)memory.data() + 31) / 32 * 32);

@@ -19,7 +19,6 @@ BUILD = ROOT / "build"
 CUDA = pathlib.Path(os.environ.get("CUDA") or "/usr/local/cuda")
 COMPILE = f"{os.environ.get('CXX', 'g++')} -std=c++17 -O0 -ffp-contract=off -DCUDA_ON_CPU -Idev -isystem {CUDA}/include"
 WRONG = "wrong results"
-COUNTING = "dev/emulator/ptx/runtime.cpp dev/emulator/ptx/hopper.cpp dev/emulator/ptx/counts.cpp"
 
 # The sentence, the kernel, a regular expression, its replacement, and the report, a part of the line.
 MISTAKES = [
@@ -137,16 +136,6 @@ MISTAKES_90A = [
     ("matrices that are stored transposed", "swizzle_128", r"(stmatrix\S*x4)", r"\1.trans", WRONG),
 ]  # fmt: skip
 
-# A row of counts.cpp per kernel, in part: by hand, from the source.
-COUNTED = {
-    # 2 warps: 16 bytes per lane are 16 sectors, and 4 wavefronts in shared memory
-    "vectors": "blocks=1 global requests=4 sectors=64 shared requests=0 wavefronts=0 fp32=64",
-    "arrays": "blocks=1 global requests=4 sectors=64 shared requests=8 wavefronts=20 barrier=64",
-    "copies": "blocks=1 global requests=4 sectors=64 shared requests=4 wavefronts=16",
-    "columns": "blocks=1 global requests=2 sectors=32 shared requests=2 wavefronts=64",
-    "products": "blocks=1 global requests=2 sectors=32 shared requests=2 wavefronts=8 tensor core=32",
-}
-
 
 def plant(text, kernel, pattern, replacement):
     """The PTX of this kernel alone, with the first match replaced."""
@@ -172,7 +161,8 @@ class Planted:
         self.scratch, self.parts = scratch, BUILD / f"ptx/{name}_parts"
         self.ptx = (BUILD / f"ptx/{name}.ptx").read_text()
         layer = sorted(path for path in (BUILD / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
-        self.objects = " ".join(map(str, [self.parts / "host.o", *layer, BUILD / "revision.o"]))
+        layer += [BUILD / "ptx/runtime.o", BUILD / "ptx/hopper.o", BUILD / "revision.o"]
+        self.objects = " ".join(map(str, [self.parts / "host.o", *layer]))
         # planted90a, which g++ does not compile, compares its results itself
         self.right = run(BUILD / ("oncpu/planted" if name == "sm_90/planted" else f"ptx/{name}")).stdout
 
@@ -183,10 +173,10 @@ class Planted:
         done = run(sys.executable, HERE / "translate.py", self.scratch / "planted.ptx", symbols, self.scratch, 1)
         return done.stderr if done.returncode else None
 
-    def program(self, sources, options=""):
+    def program(self):
         """Compiles and links the last translation."""
         program, part = self.scratch / "planted", self.scratch / "part_0.cpp"
-        command = f"{COMPILE} {options} -fopenmp -o {program} {part} {sources} {self.objects} -lpthread"
+        command = f"{COMPILE} -fopenmp -o {program} {part} {self.objects} -lpthread"
         done = run(*command.split())
         assert done.returncode == 0, done.stderr
         return program
@@ -196,7 +186,7 @@ class Planted:
         error = self.translated(text)
         if error is not None:
             return error
-        done = run(self.program(f"{BUILD}/ptx/runtime.o {BUILD}/ptx/hopper.o"), kernel)
+        done = run(self.program(), kernel)
         if done.returncode or done.stderr:
             return done.stderr
         right = next(line for line in self.right.splitlines() if line.startswith(kernel))
@@ -243,13 +233,3 @@ def test_a_mistake_is_reported(mistake, plain):
 @pytest.mark.parametrize("mistake", [row[1:] for row in MISTAKES_90A], ids=[row[0] for row in MISTAKES_90A])
 def test_a_mistake_in_code_for_sm_90a_is_reported(mistake, of_90a):
     expect_report(of_90a, *mistake)
-
-
-def test_the_counts_are_those_of_the_source(plain):
-    plain.translated(plain.ptx)
-    rows = plain.scratch / "counts"
-    run("env", f"PTX_COUNTS={rows}", plain.program(COUNTING, "-DPTX_COUNT"))
-    found = (line.split("\t") for line in rows.read_text().splitlines())
-    counts = {re.match(r"_Z\d+([a-z]+)", name)[1]: columns for name, *columns in found}
-    for kernel, row in COUNTED.items():
-        assert set(re.findall(r"[a-z][a-z0-9 ]*=\d+", row)) <= set(counts[kernel])

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 
-from forms import TYPES, all_forms, counted_class
+from forms import TYPES, all_forms
 
 FORMS = all_forms()
 REGISTER_LETTERS = {"b16": "h", "b32": "r", "b64": "l", "f32": "f", "f64": "d", "pred": "p"}
@@ -203,7 +203,7 @@ class Writer:
             else:
                 self.prefixes[name] = (letter, count)
         self.used = {}  # registers: letter, of those that occur
-        self.sites, self.blocks, self.lines = [], [], []
+        self.sites, self.lines = [], []
         self.labels = {item[1] for item in kernel.items if item[0] == "label"}
         self.shared = {}  # name: (offset, bytes, alignment)
         self.shared_end = SHARED_GAP
@@ -377,11 +377,9 @@ class Writer:
         return f"sites_{self.number}[{len(self.sites) - 1}]"
 
     def write_body(self):
-        counts = None
         for item in self.kernel.items:
             if item[0] == "label":
                 self.lines.append(f"{item[1].replace('$', '')}:;")
-                counts = None
             elif item[0] in ("open", "close"):
                 self.lines.append("{" if item[0] == "open" else "}")
             elif item[0] == "register":
@@ -389,12 +387,6 @@ class Writer:
                 self.lines.append(f"{TYPES[item[2]]} {item[1]};")
             else:
                 instruction = item[1]
-                if counts is None:
-                    self.lines.append(f"COUNT({self.number}, {len(self.blocks)});")
-                    counts = {}
-                    self.blocks.append(counts)
-                name = counted_class(instruction.opcode)
-                counts[name] = counts.get(name, 0) + 1
                 text = self.statement(instruction)
                 if instruction.opcode.startswith("setmaxnreg") and not self.kernel.registers_known:
                     self.fail(instruction, "ptxas ignores it without .minnctapersm or .maxnreg")
@@ -407,8 +399,6 @@ class Writer:
                         self.fail(instruction, f"the guard %{register} is no predicate")
                     text = f"if ({'!' if inverted else ''}{register}) {text}"
                 self.lines.append(text)
-                if instruction.opcode.split(".")[0] in ("bra", "ret", "trap"):
-                    counts = None
 
     def write(self):
         self.write_body()
@@ -417,10 +407,6 @@ class Writer:
         if self.sites:
             rows = ", ".join(f"{{files[{file}], {line}, {ptx}}}" for file, line, ptx in self.sites)
             out.append(f"static const Site sites_{of}[] = {{{rows}}};")
-        counts = [(i, name, n) for i, block in enumerate(self.blocks) for name, n in block.items()]
-        rows = ", ".join(f'{{{i}, "{name}", {n}}}' for i, name, n in counts)
-        out.append(f"[[maybe_unused]] static const ClassCount classes_{of}[] = {{{rows}}};")
-        out.append(f"COUNTS({of}, {len(self.blocks)})")
         out.append(f"static void run_{of}([[maybe_unused]] const Range parameters) {{")
         registers = {}
         for name, letter in [*self.used.items(), *((n, c) for n, c, count in self.kernel.registers if count is None)]:
@@ -441,7 +427,7 @@ class Writer:
         return (
             f'{{"{self.kernel.name}", (const void *)&{host}, run_{self.number}, {self.kernel.parameter_bytes}, '
             f"{self.kernel.most_threads}, {f'shared_{self.number}' if shared else 'nullptr'}, {shared}, "
-            f"{str(bool(self.dynamic)).lower()}, {str(self.asynchronous).lower()}, COUNTED({self.number})}}"
+            f"{str(bool(self.dynamic)).lower()}, {str(self.asynchronous).lower()}}}"
         )
 
 
