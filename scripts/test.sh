@@ -27,7 +27,6 @@
 #   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of predict_diffv2
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA trainer compiles without warnings
 #                    for one architecture and precision, in turn by revision. Requires nvcc
-#   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, the newest version of the library, and the model
 #                    of dev/bench, with PyTorch on the CPU
 #   fuzzing          the readers of files (dev/fuzz), half of them, in turn by revision, with libFuzzer. Requires clang
@@ -406,11 +405,6 @@ runs() {
     run_script tests/recipe_test.sh
     run_pytest export-tests build tests/export_test.py
 }
-soak() {
-    local rounds=3
-    [ "$tier" -lt 3 ] || rounds=20
-    build "the trainer" build/{train_diffv2,text_to_shards} && run_script tests/soak.sh --rounds $rounds
-}
 slurm() {
     build "the trainer" train_diffv2 text_to_shards || return
     if tests/slurm_test.sh --check 2>"$scratch/tools"; then
@@ -466,7 +460,6 @@ stage 23 double "double" "${trainer[@]}" test_diffv2.c
 stage 23 fp8 "FP8" llmc/ops/ tests/
 stage 23 sanitized "sanitizers" "${trainer[@]}" test_diffv2.c
 stage 23 compile_cuda "nvcc" "${trainer[@]}" train_diffv2.cu test_diffv2.cu scripts/
-stage 23 soak "soak" "${trainer[@]}"
 stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/
 stage 23 fuzzing "fuzzing" llmc/ dev/fuzz/
 [ "$(uname -m)" != x86_64 ] || stage 3 avx2 "AVX2" "${trainer[@]}"

@@ -1,5 +1,5 @@
-# runs.sh: shared functions of the tests of runs (recipe_test.sh, slurm_test.sh and soak.sh source it): a scratch
-# directory with a corpus, waiting for steps of a run, and comparison of the final checkpoints.
+# runs.sh: shared functions of the tests of runs (recipe_test.sh and slurm_test.sh source it): a scratch directory with
+# a corpus, waiting for steps of a run, and comparison of the final checkpoints.
 #
 # Sets: scratch, program, data (a corpus directory)
 # Reads: TRAIN_DIFFV2 and TEXT_TO_SHARDS (default: build/train_diffv2, build/text_to_shards)

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from program import (
@@ -77,27 +78,40 @@ def ranks_of(launcher):
 
 
 def newest(run):
-    return max(step for step in saved(run) if isinstance(step, int))
+    return max((step for step in saved(run) if isinstance(step, int)), default=0)
 
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("TERM", 1), ("USR1", 0), ("INT", "all"), ("HUP", 1), ("USR1", "launcher"), ("TERM", "launcher")],
+    [
+        ("TERM", 1),
+        ("USR1", 0),
+        ("INT", "all"),
+        ("HUP", 1),
+        ("USR1", "launcher"),
+        ("TERM", "launcher"),
+        ("KILL", "launcher"),
+        ("KILL", "all"),
+    ],
 )
 @pytest.mark.full(cases_from=1)
 def test_signal(short, name, target):
     """a signal to one rank, to all or to the launcher leaves a checkpoint"""
-    # mpirun forwards SIGUSR1; on SIGTERM it ends its processes, and the newest checkpoint remains
+    # mpirun forwards SIGUSR1; after SIGTERM and SIGKILL its processes end, and the newest checkpoint remains
     out, steps = short / "run", "--steps 1000000 --schedule constant --batch-size 2 --checkpoint-every 3"
     skip_without_mpi()
     ranks = ["mpirun -q -n 2", faulty(), "--train-data train.bin", SMALL_OF_RANKS]
     with Started(*ranks, steps, "--out run", cwd=short, env=OPENMPI) as launcher:
-        launcher.wait_for_step(out, 5)
+        launcher.wait_for_step(out, 5).wait_until(lambda: newest(out))
         pids = ranks_of(launcher.pid)
         for pid in {"all": pids, "launcher": [launcher.pid]}.get(target) or [pids[target]]:
             os.kill(pid, signal.Signals[f"SIG{name}"])
         result = launcher.end()
-    if (name, target) == ("TERM", "launcher"):
+        end = time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            assert time.monotonic() < end, "processes remain"
+            time.sleep(0.01)
+    if name == "KILL" or (name, target) == ("TERM", "launcher"):
         assert result.status != DONE
     else:
         assert result.status == SIGNALLED and "--resume" in result.out, result.err
