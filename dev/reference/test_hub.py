@@ -211,64 +211,6 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         assert normed == (fixture.name[-1] in "qvkx"), f"{fixture.name}: QK-norm {normed}"
 
 
-@pytest.mark.slow
-def test_half_precision_computes_nearly_the_same_loss():
-    for path in sorted(FIXTURES.glob("*_b")):
-        batch = torch.arange(2 * 40).view(2, 40) * 7 % 40
-        loss = [
-            open_model(path, dtype)(input_ids=batch, labels=batch).loss.item()
-            for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        ]
-        # 8 and 11 bits of mantissa, a few roundings per layer, averaged over 78 targets
-        assert abs(loss[1] - loss[0]) < 0.1 and abs(loss[2] - loss[0]) < 0.02, f"{path.name}: {loss}"
-
-
-@pytest.mark.slow
-def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
-    for path in sorted(FIXTURES.glob("*_[awfyqvkmxe]")):
-        model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
-        found = model.generate(text, max_new_tokens=20, do_sample=False)  # Ministral: with a cache of the window
-        for _ in range(20):
-            text = torch.cat((text, model(input_ids=text, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)), 1)
-        assert torch.equal(found, text), f"{path.name}: {found.tolist()} instead of {text.tolist()}"
-        model.generate(text, max_new_tokens=3, num_beams=3, do_sample=True, use_cache=True)
-
-
-@pytest.mark.slow
-def test_generation_gives_the_tokens_of_the_program():
-    for path in sorted(FIXTURES.glob("*_[awfyqvkmxe]")):
-        prompt = [5, 1, 9, 30, 2, 2, 17, 8]  # longer than the windows
-        T = config_of(path)["max_position_embeddings"]
-        count = min(40, T - len(prompt))  # the program moves a full context, transformers goes beyond T
-        if count < 1:
-            continue
-        text = ",".join(map(str, prompt))
-        out = succeed("--init", path, f"--prompt-tokens {text} --generate {count} --temperature 0")
-        model, tokens = open_model(path), torch.tensor([prompt])
-        logits = model.generate(
-            tokens, max_new_tokens=count, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
-        top = torch.stack(logits.logits, 1)[0].topk(2).values
-        assert (top[:, 0] - top[:, 1]).min() > 1e-4 * top.abs().max(), f"{path.name}: two tokens are equally probable"
-        found = list(map(int, out.split()))
-        assert found == logits.sequences[0].tolist(), f"{path.name}: {found}, not {logits.sequences[0].tolist()}"
-
-
-@pytest.mark.slow
-def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_and_the_end_of_the_shared_keys():
-    for path in sorted(FIXTURES.glob("*_[wfyvk]")):
-        model, text = open_model(path, model_class=DiffV2ForCausalLM), torch.tensor([[5, 1, 9, 30, 2, 2, 17, 8]])
-        generate = lambda: model.generate(text, max_new_tokens=40, do_sample=False)
-        right, config = generate(), model.config
-        for change in (-1, 1):
-            config.sliding_window += change
-            assert not torch.equal(generate(), right), f"{path.name}: a window changed by {change} does not show"
-            config.sliding_window -= change
-        if path.name[-1] in "yk":
-            model.model.yoco.norm.eps = 10.0
-            assert not torch.equal(generate(), right), f"{path.name}: another norm of the shared keys does not show"
-
-
 OPEN_ELSEWHERE = """
 import sys, torch, transformers
 for path in sys.argv[1:]:
