@@ -34,7 +34,6 @@ pin scripts/lab
 pin scripts/cuda_python --no-deps
 pin scripts/export
 pin dev/format --no-deps
-pin dev/emulator/ptx --no-deps
 pin tests
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
     nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}

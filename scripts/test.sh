@@ -32,8 +32,7 @@
 #   fuzzing          the readers of files (dev/fuzz), half of them, in turn by revision, with libFuzzer. Requires clang
 # With --all:
 #   AVX2             the C programs as on a CPU without AVX-512, with three cores, so that three threads are the default
-#   compiled PTX     the kernels as nvcc compiles them for each architecture, run by dev/emulator/ptx; the layouts of
-#                    wgmma against CuTe. Requires nvcc
+#   compiled PTX     the kernels as nvcc compiles them for each architecture, run by dev/emulator/ptx. Requires nvcc
 #   CUDA, fp32; CUDA, sanitizers; CUDA, ThreadSanitizer; CUDA without assembly     the emulation, built so
 #   Slurm            jobs of a small cluster on this machine
 #
@@ -322,17 +321,6 @@ compiled_ptx_of() {
     build "compiled PTX, sm_$1" "$program" \
         && run "$program" env CUDA_ON_CPU_PROTECT=0 CUDA_ON_CPU_SHARED=$shared "$program"
 }
-wgmma_layouts() { # comparison with CuTe
-    local python packages
-    if ! python=$(python3 scripts/python_environment.py cute 2>"$scratch/python"); then
-        skip "layouts of wgmma: $(tail -n 1 "$scratch/python")"
-        return
-    fi
-    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    g++ -std=c++17 -w -Idev -I"$packages/cutlass_library/source/include" -I"$packages/nvidia/cu13/include/cccl" \
-        -isystem "$cuda/include" -o "$scratch/compare_cute" dev/emulator/ptx/compare_cute.cpp 2>&1 | tail -n 20
-    run "layouts of wgmma" "$scratch/compare_cute"
-}
 compiled_ptx() {
     local arch
     if ! has_nvcc; then
@@ -344,7 +332,6 @@ compiled_ptx() {
     done
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
         && run_pytest tests build dev/emulator/ptx
-    wgmma_layouts
 }
 
 nvcc_one() { # one architecture and precision per revision

@@ -174,29 +174,17 @@ mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32     [ffff]=[rrrr][rr][ffff] 
 mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32     [ffff]=[rrrr][rr][ffff]  multiply_fp8(a, b, c, false)
 
 cvta.param.u64                  l=l             a
-elect.sync                      [rp]=r          elect(a, S)
 fence.mbarrier_init.release.cluster             -               proxy_fence()
 fence.proxy.async fence.proxy.async.shared      -               proxy_fence()
 mbarrier.init.shared.b64        @r              barrier_init(a, b, S)
-mbarrier.inval.shared.b64       @               barrier_invalidate(a, S)
-mbarrier.arrive.shared.b64      l=@             barrier_arrive(a, 1, 0, S)
-mbarrier.arrive.shared.b64      l=@r            barrier_arrive(a, b, 0, S)
-mbarrier.arrive.expect_tx.shared.b64            l=@r            barrier_arrive(a, 1, b, S)
-mbarrier.expect_tx.relaxed.cta.shared.b64       @r              barrier_expect(a, b, S)
-mbarrier.complete_tx.relaxed.cta.shared.b64     @r              barrier_complete(a, b, S)
+mbarrier.arrive.shared.b64      l=@             barrier_arrive(a, 0, S)
+mbarrier.arrive.expect_tx.shared.b64            l=@r            barrier_arrive(a, b, S)
 mbarrier.try_wait.parity.shared.b64             p=@r            barrier_wait(a, b, S)
 cp.async.bulk.shared.global.mbarrier::complete_tx::bytes        @@r@            bulk_load(a, b, c, d, S)
-cp.async.bulk.global.shared.bulk_group                          @@r             bulk_store(a, b, c, S)
-cp.async.bulk.commit_group      -               bulk_commit()
-cp.async.bulk.wait_group cp.async.bulk.wait_group.read          n               bulk_wait(a)
+cp.async.bulk.tensor.3d.shared.global.mbarrier::complete_tx::bytes              @T@             bulk_load(a, b, c, S)
 setmaxnreg.inc.sync.aligned.u32                 n               set_registers(true, a, S)
 setmaxnreg.dec.sync.aligned.u32                 n               set_registers(false, a, S)
-stmatrix.sync.aligned.m8n8.x1.shared.b16        @[r]            store_matrices(a, b, false, S)
-stmatrix.sync.aligned.m8n8.x2.shared.b16        @[rr]           store_matrices(a, b, false, S)
-stmatrix.sync.aligned.m8n8.x4.shared.b16        @[rrrr]         store_matrices(a, b, false, S)
-stmatrix.sync.aligned.m8n8.x1.trans.shared.b16  @[r]            store_matrices(a, b, true, S)
-stmatrix.sync.aligned.m8n8.x2.trans.shared.b16  @[rr]           store_matrices(a, b, true, S)
-stmatrix.sync.aligned.m8n8.x4.trans.shared.b16  @[rrrr]         store_matrices(a, b, true, S)
+stmatrix.sync.aligned.m8n8.x4.shared.b16        @[rrrr]         store_matrices(a, b, S)
 wgmma.fence.sync.aligned        -               wgmma_fence(S)
 wgmma.commit_group.sync.aligned                 -               wgmma_commit(S)
 wgmma.wait_group.sync.aligned   n               wgmma_wait(a, S)
@@ -241,19 +229,10 @@ def all_forms():
         names, operands = (part.split() for part in names_and_operands)
         for i, name in enumerate(names):
             add(name, operands[min(i, len(operands) - 1)], expression.strip())
-    for d in range(1, 6):
-        load = f"cp.async.bulk.tensor.{d}d.shared.global"
-        for name in (load, load + ".tile"):
-            add(f"{name}.mbarrier::complete_tx::bytes", "@T@", f"bulk_load(a, b, {d}, c, S)")
-        for name in ("global.shared", "global.shared.tile"):
-            add(f"cp.async.bulk.tensor.{d}d.{name}.bulk_group", "T@", f"bulk_store(a, {d}, b, S)")
-    for n in range(8, 257, 8):
-        for k, a, b in ((16, "bf16", "bf16"), *((32, a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))):
-            name = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{a}.{b}"
-            what = f"{n}, Element::{a}, Element::{b}"
-            transposed = ("nn", "n", "g, h", "0, g") if k == 16 else ("", "", "0, 0", "0, 0")
-            add(name, "Fllpnn" + transposed[0], f"wgmma({{{what}, false, b, c, d, e, f, {transposed[2]}}}, a, {{}}, S)")
-            add(name, "FRlpnn" + transposed[1], f"wgmma({{{what}, true, 0, c, d, e, f, {transposed[3]}}}, a, b, S)")
+    for n in (32, 64, 128):
+        name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16"
+        add(name, "Fllpnnnn", f"wgmma({{{n}, false, b, c, d, e, f, g, h}}, a, {{}}, S)")
+        add(name, "FRlpnnn", f"wgmma({{{n}, true, 0, c, d, e, f, 0, g}}, a, b, S)")
     for kind, letter in INTEGER_TYPES.items():
         for name, operator in INTEGER.items():
             cast = f"({kind})" if kind[0] == "s" else ""

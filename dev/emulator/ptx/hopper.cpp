@@ -15,6 +15,8 @@ WordState *word_states;
 
 namespace {
 
+enum { DIMENSIONS = 3, DEPTH = 16 }; // of tensors; of a wgmma
+
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 std::string text(const char *format, ...) {
     char buffer[400];
@@ -41,12 +43,12 @@ std::vector<WordState> states;
 template <class F> void each_word(u32 address, u32 bytes, F f) {
     for (u32 i = address / 4; i <= (address + bytes - 1) / 4; i++) f(word_states[i]);
 }
-// While a bulk copy to a word is under way nothing else may use it; while one from it or a wgmma, nothing may write.
+// While a bulk copy to a word is under way nothing else may use it; while a wgmma reads it, nothing may write.
 void check_use(const WordState &s, u32 address, bool writes_it, const Site &site) {
     if (writes_it && s.readers)
         fail("byte %u of shared memory is written in %s while wgmma in %s reads it", address, where(site).c_str(),
              where(*s.reader).c_str());
-    if (s.copy == WordState::to_shared || (s.copy == WordState::from_shared && writes_it))
+    if (s.copied_to)
         fail("byte %u of shared memory is %s in %s while the bulk copy of %s is under way", address,
              writes_it ? "written" : "read", where(site).c_str(), where(*s.site).c_str());
 }
@@ -56,7 +58,7 @@ void asynchronous_access(u32 address, u32 bytes, bool writes_it, const Site &sit
         out_of_shared(address, bytes, site);
     each_word(address, bytes, [&](const WordState &s) {
         check_use(s, address, writes_it, site);
-        if (s.site && !s.copy && s.written > fences[s.thread].last && s.barriers >= fenced_barriers)
+        if (s.site && !s.copied_to && s.written > fences[s.thread].last && s.barriers >= fenced_barriers)
             fail("fence.proxy.async is missing: shared memory at byte %u, which %s accesses, was written in %s",
                  address, where(site).c_str(), where(*s.site).c_str());
     });
@@ -68,7 +70,7 @@ void thread_access(u32 address, u32 bytes, bool writes_it, const Site &site) {
     int thread = cuda_on_cpu::thread_number();
     each_word(address, bytes, [&](WordState &s) {
         check_use(s, address, writes_it, site);
-        if (writes_it) s = {++writes, &site, fences[thread].passed, (s16)thread, WordState::none, 0, nullptr};
+        if (writes_it) s = {++writes, &site, fences[thread].passed, (s16)thread, false, 0, nullptr};
     });
 }
 void passed_barrier() { fences[cuda_on_cpu::thread_number()].passed++; }
@@ -111,27 +113,13 @@ void barrier_init(u32 address, u32 count, const Site &site) {
         fail("mbarrier.init of an mbarrier that is in use, in %s", where(site).c_str());
     thread_access(address, 8, true, site);
 }
-void barrier_invalidate(u32 address, const Site &site) {
-    barrier_at(address, site);
-    barriers.erase(address);
-}
-void barrier_expect(u32 address, u32 bytes, const Site &site) {
+u64 barrier_arrive(u32 address, u32 expected_bytes, const Site &site) {
     Barrier &b = barrier_at(address, site);
-    b.bytes += bytes;
+    b.bytes += expected_bytes;
     if (b.bytes >= 1 << 20) fail("expect_tx of 2^20 bytes or more, in %s", where(site).c_str());
-}
-void barrier_complete(u32 address, u32 bytes, const Site &site) {
-    Barrier &b = barrier_at(address, site);
-    b.bytes -= bytes;
-    end_phase(b);
-}
-u64 barrier_arrive(u32 address, u32 count, u32 expected_bytes, const Site &site) {
-    if (expected_bytes) barrier_expect(address, expected_bytes, site);
-    Barrier &b = barrier_at(address, site);
-    if (count < 1 || count > b.missing)
-        fail("%u arrivals at an mbarrier that lacks %u, in %s", count, b.missing, where(site).c_str());
+    if (!b.missing) fail("an arrival at an mbarrier that lacks none, in %s", where(site).c_str());
     u64 phase = b.phase;
-    b.missing -= count;
+    b.missing--;
     end_phase(b);
     return phase;
 }
@@ -159,121 +147,90 @@ struct Piece {
     u64 global; // 0: outside of the tensor
 };
 struct Copy {
-    bool load; // to shared memory
     std::vector<Piece> pieces;
     u32 barrier, bytes;
-    int thread, group;
     const Site *site;
 };
 std::vector<Copy> copies; // under way
-int store_group[1024];    // that the thread's next store belongs to
 
-// What cuTensorMapEncodeTiled makes; the innermost dimension first.
+// What cuTensorMapEncodeTiled makes: a tensor of bf16, the innermost dimension first.
 struct TensorMap {
-    u64 mark, address, strides[4]; // of dimensions 1 and later, in bytes
-    u32 sizes[5];
-    u16 box[5];
-    u8 rank, element_bytes, swizzle; // bits of the address that change
+    u64 mark, address, strides[DIMENSIONS - 1]; // of dimensions 1 and later, in bytes
+    u32 sizes[DIMENSIONS];
+    u16 box[DIMENSIONS];
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map has 128 bytes");
 constexpr u64 tensor_map_mark = 0x70616D20726F7365;
 
 void land(const Copy &copy) {
     for (const Piece &p : copy.pieces) {
-        void *global = (void *)(uintptr_t)p.global;
-        each_word(p.shared, p.bytes, [](WordState &s) { s.site = nullptr, s.copy = WordState::none; });
-        if (!copy.load && global) memcpy(global, shared_memory + p.shared, p.bytes);
-        else if (copy.load && global) memcpy(shared_memory + p.shared, global, p.bytes);
-        else if (copy.load) memset(shared_memory + p.shared, 0, p.bytes);
+        each_word(p.shared, p.bytes, [](WordState &s) { s.site = nullptr, s.copied_to = false; });
+        if (p.global) memcpy(shared_memory + p.shared, (const void *)(uintptr_t)p.global, p.bytes);
+        else memset(shared_memory + p.shared, 0, p.bytes);
     }
-    if (copy.load) barrier_complete(copy.barrier, copy.bytes, *copy.site);
+    Barrier &b = barrier_at(copy.barrier, *copy.site);
+    b.bytes -= copy.bytes;
+    end_phase(b);
 }
 void start(Copy copy) {
     for (const Piece &p : copy.pieces) {
-        asynchronous_access(p.shared, p.bytes, copy.load, *copy.site);
+        asynchronous_access(p.shared, p.bytes, true, *copy.site);
         if (p.global) find_span(p.global, p.bytes, *copy.site);
         copy.bytes += p.bytes;
     }
-    if (copy.load) asynchronous_access(copy.barrier, 8, false, *copy.site);
+    asynchronous_access(copy.barrier, 8, false, *copy.site);
     if (!cuda_on_cpu::lands_late()) return land(copy);
     for (const Piece &p : copy.pieces)
-        each_word(p.shared, p.bytes, [&](WordState &s) {
-            s.site = copy.site, s.copy = copy.load ? WordState::to_shared : WordState::from_shared;
-        });
+        each_word(p.shared, p.bytes, [&](WordState &s) { s.site = copy.site, s.copied_to = true; });
     copies.push_back(std::move(copy));
 }
 bool land_a_load() {
-    auto first = std::find_if(copies.begin(), copies.end(), [](const Copy &copy) { return copy.load; });
-    if (first == copies.end()) return false;
-    Copy copy = std::move(*first);
-    copies.erase(first);
+    if (copies.empty()) return false;
+    Copy copy = std::move(copies[0]);
+    copies.erase(copies.begin());
     land(copy);
     return true;
 }
-Copy copy_of(bool load, u32 barrier, const Site &site) {
-    int thread = cuda_on_cpu::thread_number();
-    return {load, {}, barrier, 0, thread, store_group[thread], &site};
-}
-void plain_copy(Copy copy, u32 in_shared, u64 in_global, u32 bytes) {
-    if ((in_shared | in_global | bytes) % 16 || !bytes)
-        fail("cp.async.bulk of %u bytes at byte %u of shared memory and 0x%llx: multiples of 16 are required, in %s",
-             bytes, in_shared, (unsigned long long)in_global, where(*copy.site).c_str());
-    copy.pieces.push_back({in_shared, bytes, in_global});
-    start(copy);
+} // namespace
+
+void bulk_load(u32 to, u64 from, u32 bytes, u32 barrier, const Site &site) {
+    if ((to | from | bytes) % 16 || !bytes)
+        fail("cp.async.bulk of %u bytes from 0x%llx to byte %u of shared memory: multiples of 16 are required, in %s",
+             bytes, (unsigned long long)from, to, where(site).c_str());
+    start({{{to, bytes, from}}, barrier, 0, &site});
 }
 
-// The elements of a box: bytes in shared memory from `in_shared` on, and in the tensor.
-void tensor_copy(Copy copy, u32 in_shared, const Tile &tile, int dimensions) {
-    const std::string place = where(*copy.site);
+// The elements of a box: bytes in shared memory from `to` on, and in the tensor.
+void bulk_load(u32 to, const Tile &from, u32 barrier, const Site &site) {
+    const std::string place = where(site);
+    constexpr u32 element = 2;
+    Copy copy = {{}, barrier, 0, &site};
     TensorMap map;
-    memcpy(&map, (const void *)(uintptr_t)tile.map, sizeof(map)); // cudaMalloc and parameters: a pointer of the host
-    if (tile.map % 64 || map.mark != tensor_map_mark)
+    memcpy(&map, (const void *)(uintptr_t)from.map, sizeof(map)); // cudaMalloc and parameters: a pointer of the host
+    if (from.map % 64 || map.mark != tensor_map_mark)
         fail("no tensor map, or not at a multiple of 64, in %s", place.c_str());
-    if (map.rank != dimensions || (int)tile.first.size() != dimensions)
-        fail("a copy in %d dimensions, and %d coordinates, of a tensor of %d, in %s", dimensions,
-             (int)tile.first.size(), map.rank, place.c_str());
-    if (in_shared % 128)
-        fail("a box at byte %u of shared memory, which is not a multiple of 128, in %s", in_shared, place.c_str());
-    u32 count = 1, bytes = map.element_bytes;
-    for (int d = 0; d < dimensions; d++) count *= map.box[d];
+    if (from.first.size() != DIMENSIONS)
+        fail("%zu coordinates of a tensor of %d dimensions, in %s", from.first.size(), (int)DIMENSIONS, place.c_str());
+    if (to % 128) fail("a box at byte %u of shared memory, which is not a multiple of 128, in %s", to, place.c_str());
+    u32 count = 1;
+    for (u16 size : map.box) count *= size;
     for (u32 i = 0; i < count; i++) {
         u64 address = map.address;
         bool inside = true;
         u32 rest = i;
-        for (int d = 0; d < dimensions; rest /= map.box[d++]) {
-            s64 at = (s64)(s32)tile.first.begin()[d] + rest % map.box[d];
+        for (int d = 0; d < DIMENSIONS; rest /= map.box[d++]) {
+            s64 at = (s64)(s32)from.first.begin()[d] + rest % map.box[d];
             inside = inside && at >= 0 && at < map.sizes[d];
-            address += (u64)at * (d ? map.strides[d - 1] : bytes);
+            address += (u64)at * (d ? map.strides[d - 1] : element);
         }
-        u32 to = swizzled(in_shared + i * bytes, map.swizzle);
+        u32 place_in_shared = swizzled(to + i * element);
         Piece *last = copy.pieces.empty() ? nullptr : &copy.pieces.back();
-        if (last && last->shared + last->bytes == to &&
+        if (last && last->shared + last->bytes == place_in_shared &&
             (inside ? last->global && last->global + last->bytes == address : !last->global))
-            last->bytes += bytes;
-        else copy.pieces.push_back({to, bytes, inside ? address : 0});
+            last->bytes += element;
+        else copy.pieces.push_back({place_in_shared, element, inside ? address : 0});
     }
     start(copy);
-}
-
-} // namespace
-
-void bulk_load(u32 to, u64 from, u32 bytes, u32 barrier, const Site &site) {
-    plain_copy(copy_of(true, barrier, site), to, from, bytes);
-}
-void bulk_load(u32 to, const Tile &from, int dimensions, u32 barrier, const Site &site) {
-    tensor_copy(copy_of(true, barrier, site), to, from, dimensions);
-}
-void bulk_store(u64 to, u32 from, u32 bytes, const Site &site) { plain_copy(copy_of(false, 0, site), from, to, bytes); }
-void bulk_store(const Tile &to, int dimensions, u32 from, const Site &site) {
-    tensor_copy(copy_of(false, 0, site), from, to, dimensions);
-}
-void bulk_commit() { store_group[cuda_on_cpu::thread_number()]++; }
-void bulk_wait(int groups_left) {
-    int thread = cuda_on_cpu::thread_number(), end = store_group[thread] - groups_left;
-    auto due = [&](const Copy &copy) { return !copy.load && copy.thread == thread && copy.group < end; };
-    for (const Copy &copy : copies)
-        if (due(copy)) land(copy);
-    copies.erase(std::remove_if(copies.begin(), copies.end(), due), copies.end());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -303,56 +260,46 @@ u64 idle_rounds;     // times when no thread could run, and some waited for prod
 Matrix matrix_of(u64 d, bool transposed, const Site &site) {
     Matrix m(d, transposed);
     if (!Matrix::valid(d))
-        fail("reserved bits, or a base offset, in the matrix descriptor 0x%llx, in %s", (unsigned long long)d,
-             where(site).c_str());
-    if ((m.start >> 7 & (m.width - 1)) || (m.width > 1 && m.stride % (m.width * 128)))
-        fail("the matrix descriptor 0x%llx has its start at %u and a stride of %u bytes, which its swizzle of %u bytes "
-             "does not allow, in %s",
-             (unsigned long long)d, m.start, m.stride, m.width * 16, where(site).c_str());
+        fail("reserved bits, a base offset, or another swizzle than of 128 bytes in the matrix descriptor 0x%llx, in "
+             "%s",
+             (unsigned long long)d, where(site).c_str());
+    if ((m.start >> 7 & 7) || m.stride % 1024)
+        fail("the matrix descriptor 0x%llx has its start at %u and a stride of %u bytes, which its swizzle does not "
+             "allow, in %s",
+             (unsigned long long)d, m.start, m.stride, where(site).c_str());
     return m;
 }
-float number(const char *at, Element type) {
-    u16 bits = 0;
-    memcpy(&bits, at, type == Element::bf16 ? 2 : 1);
-    if (type == Element::bf16) return from_bf16(bits);
-    __half_raw half = __nv_cvt_fp8_to_halfraw((u8)bits, type == Element::e4m3 ? __NV_E4M3 : __NV_E5M2);
-    return __half2float(half);
-}
-u32 size_of(Element type) { return type == Element::bf16 ? 2 : 1; }
-
 // Calls f for each 16 bytes of shared memory that a warp reads for a product.
 template <class F> void each_operand(const Product &p, int warp, F f) {
-    const u32 size = size_of(p.what.a_type), in16 = 16 / size;
     for (int of_b = p.what.a_in_registers; of_b < 2; of_b++) {
         Matrix m = matrix_of(of_b ? p.what.b : p.what.a, of_b ? p.what.transpose_b : p.what.transpose_a, *p.site);
         u32 first = of_b ? 0 : (u32)warp % 4 * 16, rows = of_b ? (u32)p.what.n : 16;
         for (u32 row = first; row < first + rows; row += m.transposed ? 8 : 1)
-            for (u32 k = 0; k < 32 / size; k += m.transposed ? 1 : in16) f(m.byte(row, k, size));
+            for (u32 k = 0; k < DEPTH; k += m.transposed ? 1 : 8) f(m.byte(row, k));
     }
 }
 
 // The part of a warp: 16 rows of A, and all of B.
 void compute(const Product &p, u32 warp) {
-    const u32 size = size_of(p.what.a_type), depth = 32 / size, n = (u32)p.what.n, first = warp % 4 * 16;
-    std::vector<float> a(16 * depth), b(n * depth);
+    const u32 n = (u32)p.what.n, first = warp % 4 * 16;
+    std::vector<float> a(16 * DEPTH), b(n * DEPTH);
     for (u32 lane = 0; lane < 32 && p.what.a_in_registers; lane++)
-        for (u32 i = 0; i < 16 / size; i++) {
-            Coordinates at = element_of_a(lane, i, size);
-            const char *bytes = (const char *)p.a[lane][i * size / 4] + i * size % 4;
-            a[at.row * depth + at.column] = number(bytes, p.what.a_type);
+        for (u32 i = 0; i < 8; i++) {
+            Coordinates at = element_of_a(lane, i);
+            a[at.row * DEPTH + at.column] = from_bf16((u16)(*p.a[lane][i / 2] >> 16 * (i % 2)));
         }
-    auto read = [&](std::vector<float> &to, u64 descriptor, bool transposed, u32 row, Element type) {
+    auto read = [&](std::vector<float> &to, u64 descriptor, bool transposed, u32 row) {
         Matrix m = matrix_of(descriptor, transposed, *p.site);
         for (u32 i = 0; i < to.size(); i++)
-            to[i] = number(shared_memory + m.byte(row + i / depth, i % depth, size), type);
+            to[i] = from_bf16(load<u16, 1>(shared_memory + m.byte(row + i / DEPTH, i % DEPTH)).v[0]);
     };
-    if (!p.what.a_in_registers) read(a, p.what.a, p.what.transpose_a, first, p.what.a_type);
-    read(b, p.what.b, p.what.transpose_b, 0, p.what.b_type);
+    if (!p.what.a_in_registers) read(a, p.what.a, p.what.transpose_a, first);
+    read(b, p.what.b, p.what.transpose_b, 0);
     for (u32 lane = 0; lane < 32; lane++)
         for (u32 i = 0; i < n / 2; i++) {
             Coordinates at = element_of_d(lane, i);
             float sum = 0;
-            for (u32 k = 0; k < depth; k++) sum += a[at.row * depth + k] * b[at.column * depth + k];
+            for (u32 k = 0; k < DEPTH; k++) sum += a[at.row * DEPTH + k] * b[at.column * DEPTH + k];
             sum *= (float)(p.what.scale_a * p.what.scale_b);
             *p.d[lane][i] = p.what.accumulate ? *p.d[lane][i] + sum : sum;
         }
@@ -439,13 +386,7 @@ void touched(std::initializer_list<const void *> registers, const Site &site) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// elect, setmaxnreg
-
-V<u32, 2> elect(u32 mask, const Site &site) {
-    warp_barrier(mask, site);
-    u32 leader = (u32)__builtin_ctz(mask);
-    return {{leader, leader == (u32)cuda_on_cpu::thread_number() % 32}};
-}
+// setmaxnreg
 
 namespace {
 int registers_of[32]; // of each thread of a warp, once it has set them
@@ -474,7 +415,6 @@ bool work_while_idle() {
 void end_hopper_block() {
     while (land_a_load()) {
     }
-    if (!copies.empty()) fail("the bulk copy of %s is not waited for", where(*copies[0].site).c_str());
     for (const auto &[address, b] : barriers)
         if (b.bytes)
             fail("an mbarrier at byte %u of shared memory lacks %lld bytes at the end of its block", address,
@@ -500,7 +440,6 @@ void begin_hopper_block(bool asynchronous) {
     copies.clear();
     std::fill(std::begin(fences), std::end(fences), Fences{});
     std::fill(std::begin(lanes), std::end(lanes), Lane{});
-    std::fill(std::begin(store_group), std::end(store_group), 0);
     std::fill(std::begin(computed), std::end(computed), (size_t)0);
     std::fill(std::begin(released), std::end(released), (size_t)0);
     for (auto &of_warp : products) of_warp.clear();
@@ -519,14 +458,12 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType 
                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                            CUtensorMapFloatOOBfill fill) {
     using namespace ptx;
-    static const u8 bytes_of[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
-    static const u8 bits_of[] = {0, 1, 3, 7};
-    if ((size_t)type >= sizeof(bytes_of) || (size_t)swizzle >= sizeof(bits_of) || fill || interleave)
-        fail("cuTensorMapEncodeTiled: a type, swizzle, fill or interleave that is not among those of this layer");
+    if (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank != DIMENSIONS || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
+        fill || interleave)
+        fail("cuTensorMapEncodeTiled: a type, rank, swizzle, fill or interleave that is not among those of this layer");
     TensorMap map = {};
-    if (rank < 1 || rank > 5 || (uintptr_t)address % 16 || (uintptr_t)to % 64) return CUDA_ERROR_INVALID_VALUE;
-    map.mark = tensor_map_mark, map.address = (u64)(uintptr_t)address, map.rank = (u8)rank;
-    map.element_bytes = bytes_of[type], map.swizzle = bits_of[swizzle];
+    if ((uintptr_t)address % 16 || (uintptr_t)to % 64) return CUDA_ERROR_INVALID_VALUE;
+    map.mark = tensor_map_mark, map.address = (u64)(uintptr_t)address;
     for (cuuint32_t d = 0; d < rank; d++) {
         if (sizes[d] < 1 || sizes[d] >= 1ull << 32 || box[d] < 1 || box[d] > 256 || element_strides[d] != 1)
             return CUDA_ERROR_INVALID_VALUE;
@@ -534,8 +471,8 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType 
         map.sizes[d] = (u32)sizes[d], map.box[d] = (u16)box[d];
         if (d) map.strides[d - 1] = strides[d - 1];
     }
-    cuuint32_t inner = box[0] * map.element_bytes;
-    if (inner % 16 || (map.swizzle && inner > 16u * (map.swizzle + 1u))) return CUDA_ERROR_INVALID_VALUE;
+    cuuint32_t inner = box[0] * 2;
+    if (inner % 16 || inner > 128) return CUDA_ERROR_INVALID_VALUE;
     memset(to, 0, sizeof(*to));
     memcpy(to, &map, sizeof(map));
     return CUDA_SUCCESS;

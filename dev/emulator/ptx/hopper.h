@@ -4,7 +4,7 @@ does not define is an error here; hopper.cpp reports it.
 
   mbarrier     a phase ends when all arrivals and all bytes that were announced (expect_tx) have come. Threads wait for
                the end of the phase of a parity
-  bulk copies  1 dimension, or boxes of a tensor that a tensor map describes, between global and shared memory. They
+  bulk copies  from global to shared memory: of one dimension, or boxes of a tensor that a tensor map describes. They
                land at once, or not before all threads wait (set_copies)
   wgmma        D (64,N) = A (64,K) B (K,N) + D of a warpgroup, each warp 16 rows. It takes place at once, or in the wait
                for its group when no other thread can run. A thread's registers are named by their addresses
@@ -20,28 +20,19 @@ does not define is an error here; hopper.cpp reports it.
 namespace ptx {
 
 void barrier_init(u32 address, u32 count, const Site &site);
-void barrier_invalidate(u32 address, const Site &site);
-u64 barrier_arrive(u32 address, u32 count, u32 expected_bytes, const Site &site); // returns the phase
-void barrier_expect(u32 address, u32 bytes, const Site &site);
-void barrier_complete(u32 address, u32 bytes, const Site &site);
-bool barrier_wait(u32 address, u32 parity, const Site &site); // true
+u64 barrier_arrive(u32 address, u32 expected_bytes, const Site &site); // returns the phase
+bool barrier_wait(u32 address, u32 parity, const Site &site);          // true
 
 struct Tile { // a box of a tensor in global memory
     u64 map;
     std::initializer_list<u32> first; // coordinates, the innermost dimension first
 };
 void bulk_load(u32 to, u64 from, u32 bytes, u32 barrier, const Site &site);
-void bulk_load(u32 to, const Tile &from, int dimensions, u32 barrier, const Site &site);
-void bulk_store(u64 to, u32 from, u32 bytes, const Site &site);
-void bulk_store(const Tile &to, int dimensions, u32 from, const Site &site);
-void bulk_commit();
-void bulk_wait(int groups_left);
+void bulk_load(u32 to, const Tile &from, u32 barrier, const Site &site);
 void proxy_fence();
 
-enum class Element { bf16, e4m3, e5m2 };
 struct Operands {
     int n;
-    Element a_type, b_type;
     bool a_in_registers;
     u64 a, b; // descriptors
     bool accumulate;
@@ -55,17 +46,14 @@ void wgmma_wait(int groups_left, const Site &site);
 void touched(std::initializer_list<const void *> registers, const Site &site);
 
 // Lane 8 j + i has the address of row i of matrix j.
-template <int N> inline void store_matrices(u32 row, V<u32, N> values, bool transposed, const Site &site) {
+inline void store_matrices(u32 row, V<u32, 4> values, const Site &site) {
     const u32 lane = (u32)cuda_on_cpu::thread_number() % 32;
-    for (u32 j = 0; j < N; j++)
-        for (u32 i = 0; i < 2; i++) {
-            u32 to_row = transposed ? lane % 4 * 2 + i : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + i;
-            u32 to = (u32)cuda_on_cpu::warp(WarpOp::shfl, ~0u, row, (int)(8 * j + to_row), 32, place(site));
-            shared<16>(to, site);
-            store_shared<u16, 1>({{(u16)(values.v[j] >> 16 * i)}}, to + 2 * column, site);
-        }
+    for (u32 j = 0; j < 4; j++) {
+        u32 to = (u32)cuda_on_cpu::warp(WarpOp::shfl, ~0u, row, (int)(8 * j + lane / 4), 32, place(site));
+        shared<16>(to, site);
+        store_shared<u32, 1>({{values.v[j]}}, to + lane % 4 * 4, site);
+    }
 }
-V<u32, 2> elect(u32 mask, const Site &site);
 void set_registers(bool more, int count, const Site &site);
 
 void begin_hopper_block(bool asynchronous);

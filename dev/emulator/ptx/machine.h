@@ -67,8 +67,8 @@ struct WordState {
     const Site *site;
     int barriers; // that the thread had passed
     s16 thread;
-    enum : u8 { none, to_shared, from_shared } copy;
-    int readers; // warps whose wgmma reads it
+    bool copied_to; // a bulk copy to it is under way
+    int readers;    // warps whose wgmma reads it
     const Site *reader;
 };
 extern WordState *word_states;                                                // nullptr in other kernels
