@@ -66,9 +66,6 @@ void on_stream(cudaStream_t stream, const char *name, std::function<void()> work
 void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
                     Place place = Place::here());
 
-// The next launch of a kernel of this name fails with an illegal access, as with CUDA_ON_CPU_FAULT=KERNEL[:LAUNCH].
-void plant_fault(const char *kernel);
-
 // Ends the program with one line that names kernel, launch, block and thread.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -180,7 +177,7 @@ Launcher<P...> launcher(void (*kernel)(P...), const char *name, Extent grid, Ext
 
 void barrier(Place place);
 
-enum class WarpOp { sync, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, reduce_add, reduce_max };
+enum class WarpOp { sync, shfl, shfl_up, shfl_xor, ballot, any, reduce_max };
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width, Place place);
 // all[i] = what lane i of the warp gives, of `bytes` bytes. Orders no memory, as a shuffle.
 enum { EXCHANGE_BYTES = 32 };
@@ -221,9 +218,6 @@ template <class T> T __shfl_sync(unsigned mask, T value, int lane, int width = 3
 template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_ON_CPU_PLACE) {
     return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_up, mask, value, (int)delta, width, place);
 }
-template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_ON_CPU_PLACE) {
-    return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_down, mask, value, (int)delta, width, place);
-}
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, CUDA_ON_CPU_PLACE) {
     return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_xor, mask, value, lane_mask, width, place);
 }
@@ -232,9 +226,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
 }
 inline int __any_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
     return (int)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::any, mask, predicate != 0, 0, 32, place);
-}
-inline unsigned __reduce_add_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
-    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_add, mask, value, 0, 32, place);
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
     return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_max, mask, value, 0, 32, place);
@@ -247,12 +238,6 @@ template <class... P> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *of, 
 }
 template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
-}
-template <class... P>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size,
-                                                          size_t shared_bytes) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void *>(kernel), block_size,
-                                                         shared_bytes);
 }
 
 #include "device_math.h"

@@ -34,7 +34,6 @@ CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned, old + value)
 CUDA_ON_CPU_ATOMIC(atomicAdd, float, old + value)
 CUDA_ON_CPU_ATOMIC(atomicMax, int, old > value ? old : value)
 CUDA_ON_CPU_ATOMIC(atomicMax, unsigned, old > value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicOr, unsigned, old | value)
 #undef CUDA_ON_CPU_ATOMIC
 
 // bits

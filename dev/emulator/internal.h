@@ -41,7 +41,6 @@ bool lands_late();           // the next asynchronous copy, as set_copies select
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void drain(cudaStream_t stream); // runs all its queued work, and the work that this waits for
 void drain_all();
-void drain_for_blocking_call(); // runs the work that a call without a stream waits for
 
 // memory.cpp
 enum class Memory { unknown, device, pinned, freed };

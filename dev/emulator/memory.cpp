@@ -222,8 +222,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    // in CUDA any thread can copy on a stream
-    if ((stream ? device_error() : enter("cudaMemcpyAsync")) != cudaSuccess) return device_error();
+    if (device_error() != cudaSuccess) return device_error(); // in CUDA any thread can copy on a stream
     if (!bytes) return cudaSuccess;
     check_copy("cudaMemcpyAsync", to, from, bytes, kind);
     if (find_memory(from).kind == Memory::unknown) { // pageable memory is read before the call returns
@@ -242,7 +241,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     if (enter("cudaMemcpy") != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
     check_copy("cudaMemcpy", to, from, bytes, kind);
-    drain_for_blocking_call();
+    drain_all();
     if (device_error() == cudaSuccess) move(to, from, bytes);
     return device_error();
 }
@@ -257,5 +256,13 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     });
     return cudaSuccess;
 }
-cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (enter("cudaMemset") != cudaSuccess) return device_error();
+    check_range("cudaMemset", "destination", to, bytes, true, false);
+    drain_all();
+    open_device_memory();
+    fill(to, value, bytes);
+    close_device_memory();
+    return device_error();
+}
 }

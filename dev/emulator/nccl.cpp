@@ -14,8 +14,8 @@ processes that detect another call end with one line.
 A collective waits for a lost rank without a limit, as in NCCL. An abort ends waiting collectives: their streams
 continue, with NaN as results. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
 
-Errors, as in NCCL: two ranks on one GPU or on slices of one; an invalid or destroyed communicator; any call after an
-error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
+Errors, as in NCCL: an invalid or destroyed communicator; any call after an error. CUDA_ON_CPU_NCCL_INIT=TEXT:
+ncclCommInitRank fails, with TEXT as the last error.
 CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: the collectives of this rank do not end from that number on, and TEXT is the
 error of the communicator.
 
@@ -48,7 +48,7 @@ struct Call {
     int detail; // root or operation
 };
 struct Shared {
-    std::atomic<int> ranks_here, gpu[largest_ranks], pid[largest_ranks];
+    std::atomic<int> ranks_here, pid[largest_ranks];
     std::atomic<size_t> ids[largest_ranks];                          // a hash
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
     std::atomic<int> connected[largest_names];                       // ranks, for the names in the order of calls
@@ -176,17 +176,6 @@ void sum_floats(float *to, ncclComm_t comm, uint64_t number, size_t begin, size_
     }
 }
 
-// Detects two ranks on one GPU; `mine` is this rank.
-ncclResult_t refuse_shared_gpu(const Shared *s, int ranks, int mine) {
-    for (int r = 0; r < ranks; r++) {
-        char text[120];
-        snprintf(text, sizeof(text), "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", mine, r,
-                 (unsigned)s->gpu[r]);
-        if (r != mine && s->gpu[r] == s->gpu[mine]) return fails(ncclInvalidUsage, text);
-    }
-    return ncclSuccess;
-}
-
 // Whether the ids are those of all ranks, each from the first rank of its part.
 void check_ids(const char *call, const Shared *s, int ranks, int count, const ncclUniqueId *ids) {
     for (int r = 0; r < ranks; r++)
@@ -211,7 +200,6 @@ ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int c
     close(fd);
     if (p == MAP_FAILED) return ncclSystemError;
     Shared *shared = (Shared *)p;
-    shared->gpu[rank] = device_identity(current_device()).bus + 1;
     shared->pid[rank] = (int)getpid();
     shared->ids[rank] = std::hash<std::string>{}(std::string((const char *)ids, (size_t)count * sizeof(*ids)));
     ++shared->ranks_here;
@@ -222,7 +210,7 @@ ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int c
     if (f) fprintf(f, "%d ids, NCCL_NVLS_ENABLE=%s\n", count, nvls ? nvls : ""), fclose(f);
     static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
     made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, {}, shared, {false}, {false}, {ncclSuccess}});
-    return refuse_shared_gpu(shared, ranks, rank);
+    return ncclSuccess;
 }
 
 } // namespace

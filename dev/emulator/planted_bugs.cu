@@ -68,12 +68,12 @@ template <bool bug>
 static __global__ void shuffle_as_barrier(int *out) { // a shuffle makes lanes meet, but orders no memory
     SHARED(int, x, 32);
     x[threadIdx.x] = (int)threadIdx.x;
-    int sum = (int)__reduce_add_sync(everyone, threadIdx.x);
+    int most = (int)__reduce_max_sync(everyone, threadIdx.x);
     if (!bug) __syncwarp();
-    out[threadIdx.x] = x[31 - threadIdx.x] + sum;
+    out[threadIdx.x] = x[31 - threadIdx.x] + most;
 }
 template <bool bug> static void shuffle_in_place_of_syncwarp(void) {
-    expect_device(launched(32, shuffle_as_barrier<bug>, 1, 32), 32, [](int i) { return 31 - i + 496; });
+    expect_device(launched(32, shuffle_as_barrier<bug>, 1, 32), 32, [](int i) { return 31 - i + 31; });
 }
 
 template <bool bug> static __global__ void last_block_adds(int *total, int *parts, int *finished) {
@@ -251,11 +251,11 @@ template <bool bug> static void mask_without_the_calling_lane(void) {
 template <bool bug> static __global__ void two_operations(int *out) {
     int x = (int)threadIdx.x;
     if (bug && threadIdx.x % 2) x = __shfl_up_sync(everyone, x, 1);
-    else x = __shfl_down_sync(everyone, x, 1);
+    else x = __shfl_xor_sync(everyone, x, 1);
     out[threadIdx.x] = x;
 }
 template <bool bug> static void different_operations_in_one_warp(void) {
-    expect_device(launched(32, two_operations<bug>, 1, 32), 32, [](int i) { return i == 31 ? 31 : i + 1; });
+    expect_device(launched(32, two_operations<bug>, 1, 32), 32, [](int i) { return i ^ 1; });
 }
 
 // A stride that is 0 for small blocks.

@@ -75,16 +75,12 @@ DeviceIdentity device_identity(int device) { // MIG slices have the bus of their
     return {number, strstr(device_name(), "MIG") ? 0 : number};
 }
 
-void plant_fault(const char *kernel) {
-    fault_kernel = kernel;
-    fault_launch = 1;
-}
 bool planted_fault(const char *kernel) {
     static const char *text = getenv("CUDA_ON_CPU_FAULT");
     if (text) {
         const char *number = strchr(text, ':');
-        plant_fault(std::string(text, number ? (size_t)(number - text) : strlen(text)).c_str());
-        if (number) fault_launch = atoi(number + 1);
+        fault_kernel = std::string(text, number ? (size_t)(number - text) : strlen(text));
+        fault_launch = number ? atoi(number + 1) : 1;
         text = nullptr;
     }
     if (fault_kernel.empty() || !strstr(kernel, fault_kernel.c_str()) || --fault_launch > 0) return false;
@@ -188,21 +184,12 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
     case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
     case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
     default: fail("cudaDeviceGetAttribute: attribute %d is not among those of this layer", (int)attribute);
     }
-    return cudaSuccess;
-}
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int block_size, size_t) {
-    *blocks = block_size > 0 && block_size <= max_block ? threads_per_multiprocessor / block_size : 0;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version) {

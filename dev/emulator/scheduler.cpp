@@ -128,9 +128,8 @@ void read_environment() {
 // messages
 
 const char *op_name(WarpOp op) {
-    static const char *const names[] = {"__syncwarp",       "__shfl_sync",       "__shfl_up_sync",
-                                        "__shfl_down_sync", "__shfl_xor_sync",   "__ballot_sync",
-                                        "__any_sync",       "__reduce_add_sync", "__reduce_max_sync"};
+    static const char *const names[] = {"__syncwarp",    "__shfl_sync", "__shfl_up_sync",   "__shfl_xor_sync",
+                                        "__ballot_sync", "__any_sync",  "__reduce_max_sync"};
     return names[(int)op];
 }
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -327,7 +326,6 @@ int source_lane(WarpOp op, int lane, int argument, int width) {
     switch (op) {
     case WarpOp::shfl: return first + (argument & (width - 1));
     case WarpOp::shfl_up: from = lane - by; return from >= first ? from : lane;
-    case WarpOp::shfl_down: from = lane + by; return from <= last ? from : lane;
     default: from = lane ^ by; return from <= last ? from : lane;
     }
 }
@@ -335,7 +333,7 @@ int source_lane(WarpOp op, int lane, int argument, int width) {
 void compute(Warp &w, int warp_index, Group group) {
     Thread *lanes = &threads[warp_index * 32];
     uint64_t in[32];
-    unsigned ballot = 0, sum = 0, most = 0;
+    unsigned ballot = 0, most = 0;
     WarpOp op = lanes[__builtin_ctz(group.arrived)].op;
     for (int lane = 0; lane < 32; lane++) {
         in[lane] = poison;
@@ -343,7 +341,6 @@ void compute(Warp &w, int warp_index, Group group) {
         in[lane] = lanes[lane].value;
         unsigned x = (unsigned)in[lane];
         if (x) ballot |= 1u << lane;
-        sum += x;
         most = max(most, x);
     }
     for (unsigned left = group.arrived; left; left &= left - 1) {
@@ -353,7 +350,6 @@ void compute(Warp &w, int warp_index, Group group) {
         case WarpOp::sync: break;
         case WarpOp::ballot: t.value = ballot; break;
         case WarpOp::any: t.value = ballot != 0; break;
-        case WarpOp::reduce_add: t.value = sum; break;
         case WarpOp::reduce_max: t.value = most; break;
         default: t.value = in[source_lane(op, lane, t.argument, t.width)];
         }

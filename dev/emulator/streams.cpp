@@ -3,13 +3,11 @@ streams.cpp: streams and events.
 
 Work on a stream runs as late as CUDA allows: when the host waits for it. Therefore a host that reads a result without
 waiting reads the old value, and work that lacks a wait for another stream runs without that stream's work.
-CUDA_ON_CPU_STREAMS=eager runs everything at once, for debuggers. CUDA_ON_CPU_STREAMS=hasty runs the first stream that a
-program creates late, and the others as early as possible: their work that lacks a wait for the first stream runs before
-it.
+CUDA_ON_CPU_STREAMS=hasty runs the first stream that a program creates late, and the others as early as possible: their
+work that lacks a wait for the first stream runs before it.
 
-A wait for an event runs its stream up to the record. The null stream and blocking streams wait for each other as in
-CUDA. Work can wait for another process (a collective): until then no later work of its stream runs, and queries return
-"not ready".
+A wait for an event runs its stream up to the record. Work can wait for another process (a collective): until then no
+later work of its stream runs, and queries return "not ready". The null stream is an error.
 */
 #include "internal.h"
 #include <atomic>
@@ -26,7 +24,6 @@ struct Item {
 };
 } // namespace
 struct CUstream_st {
-    bool blocking;
     std::deque<Item> queue;
     uint64_t queued;
     std::atomic<uint64_t> done; // other threads ask
@@ -41,24 +38,19 @@ struct CUevent_st {
 namespace cuda_on_cpu {
 namespace {
 
-CUstream_st null_stream = {true, {}, 0, {0}, false};
-std::vector<CUstream_st *> streams = {&null_stream};
+std::vector<CUstream_st *> streams;
 CUstream_st *first_stream;      // that the program created
 std::thread::id streams_thread; // the thread that runs them
 
-enum class Order { late, eager, hasty };
-Order order() {
+bool hasty() {
     static const char *text = getenv("CUDA_ON_CPU_STREAMS");
-    static const Order is = text && !strcmp(text, "eager")   ? Order::eager
-                            : text && !strcmp(text, "hasty") ? Order::hasty
-                                                             : Order::late;
-    if (text && *text && is == Order::late && strcmp(text, "late"))
-        fail("CUDA_ON_CPU_STREAMS is '%s': eager, hasty or late is expected", text);
+    static const bool is = text && !strcmp(text, "hasty");
+    if (text && *text && !is && strcmp(text, "late"))
+        fail("CUDA_ON_CPU_STREAMS is '%s': hasty or late is expected", text);
     return is;
 }
 
 CUstream_st *find(cudaStream_t stream) {
-    if (stream == nullptr || stream == cudaStreamLegacy) return &null_stream;
     for (CUstream_st *s : streams)
         if (s == stream) return s;
     fail("stream %p does not exist, or no longer", (void *)stream);
@@ -94,31 +86,22 @@ void run_until(CUstream_st *s, uint64_t number) {
 
 void hurry() {
     for (CUstream_st *s : streams)
-        if (s != first_stream && s != &null_stream) try_run(s, s->queued);
+        if (s != first_stream) try_run(s, s->queued);
 }
 
 void push(CUstream_st *s, Item item) {
     s->queue.push_back(std::move(item));
     s->queued++;
     bool full = s->queue.size() > 1 << 16;
-    if (order() == Order::late && !full) return; // opening and closing memory costs more than many kernels
+    if (!hasty() && !full) return; // opening and closing memory costs more than many kernels
     open_device_memory();
-    if (order() == Order::hasty && !full) hurry();
+    if (!full) hurry();
     else run_until(s, s->queued);
     close_device_memory();
 }
 
 Item wait_for(CUstream_st *other, uint64_t number) {
     return {[other, number] { return try_run(other, number); }, {}};
-}
-
-// The null stream and blocking streams wait for each other.
-void wait_as_null_stream_does(CUstream_st *s) {
-    for (CUstream_st *other : streams) {
-        if (other == s || !other->blocking || (s != &null_stream && other != &null_stream)) continue;
-        uint64_t number = other->queued;
-        if (s->blocking && other->done < number) push(s, wait_for(other, number));
-    }
 }
 
 double now_ms() {
@@ -136,18 +119,10 @@ void drain_one(CUstream_st *s) {
 
 } // namespace
 
-void enqueue(cudaStream_t stream, std::function<void()> work) {
-    CUstream_st *s = find(stream);
-    wait_as_null_stream_does(s);
-    push(s, {{}, std::move(work)});
-}
+void enqueue(cudaStream_t stream, std::function<void()> work) { push(find(stream), {{}, std::move(work)}); }
 void drain(cudaStream_t stream) { drain_one(find(stream)); }
 void drain_all() {
     for (CUstream_st *s : streams) drain_one(s);
-}
-void drain_for_blocking_call() {
-    for (CUstream_st *s : streams)
-        if (s->blocking) drain_one(s);
 }
 
 void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place) {
@@ -162,8 +137,6 @@ void on_stream(cudaStream_t stream, const char *name, std::function<void()> work
 void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
                     Place place) {
     enter(name);
-    CUstream_st *s = find(stream);
-    wait_as_null_stream_does(s);
     auto named = [name, place](auto of) {
         return [name, place, of]() mutable {
             struct Named {
@@ -173,7 +146,7 @@ void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()>
             return of();
         };
     };
-    push(s, {named(ready), named(work)});
+    push(find(stream), {named(ready), named(work)});
 }
 
 } // namespace cuda_on_cpu
@@ -182,9 +155,9 @@ using namespace cuda_on_cpu;
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     if (enter("cudaStreamCreate") != cudaSuccess) return device_error();
-    *stream = new CUstream_st{flags != cudaStreamNonBlocking, {}, 0, {0}, false};
+    *stream = new CUstream_st{{}, 0, {0}, false};
     if (!first_stream) first_stream = *stream, streams_thread = std::this_thread::get_id();
     streams.push_back(*stream);
     return cudaSuccess;
@@ -195,7 +168,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // queued work still runs
     CUstream_st *s = find(stream);
-    if (s == &null_stream) fail("cudaStreamDestroy of the null stream");
     drain_one(s);
     for (size_t i = 0; i < streams.size(); i++)
         if (streams[i] == s) streams.erase(streams.begin() + (long)i--);
@@ -204,20 +176,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // queued work still runs
     return device_error();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (!stream) enter("cudaStreamSynchronize");
     drain(stream);
     return device_error();
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = 0, *greatest = -5;
     return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    CUstream_st *s = find(stream);
-    open_device_memory();
-    bool done = try_run(s, s->queued); // a loop that waits for it must come to an end
-    close_device_memory();
-    return done ? device_error() : remember(cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize(void) {
     enter("cudaDeviceSynchronize");
@@ -246,10 +210,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     if (device_error() != cudaSuccess || !event->stream) return device_error(); // never recorded: nothing to wait for
-    CUstream_st *other = event->stream;
-    CUstream_st *s = find(stream);
-    wait_as_null_stream_does(s);
-    push(s, wait_for(other, event->number));
+    push(find(stream), wait_for(event->stream, event->number));
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
