@@ -301,17 +301,6 @@ LIMIT_SECONDS=25 check q "${short[@]}"
     && LIMIT_SECONDS=25 PLANTED=yes check q "${short[@]}" --again \
     && found 1 "FAIL compute-sanitizer, memcheck unaligned: $planted"
 ok "an error is found by the sanitizer in a program that executes itself again" $?
-alone() { # variables, the tool and its options
-    env PLANTED=yes "$@" build/oncpu/test_diffv2 --one-process head_norm >"$work/output" 2>&1
-    status=$?
-}
-racecheck=("$COMPUTE_SANITIZER" --tool racecheck --error-exitcode 9)
-alone "${racecheck[@]}"
-found 1 'terminated before first instrumented API call' && ! found 1 "$planted" \
-    && alone "${racecheck[@]}" --target-processes all && found 9 "$planted" \
-    && alone GOMP_SPINCOUNT=1 KMP_BLOCKTIME=0 OPENBLAS_CORETYPE=Haswell "${racecheck[@]}" && found 9 "$planted" \
-    && alone "$COMPUTE_SANITIZER" --tool races && found 1 "unrecognised option or argument '--tool races'"
-ok "without --target-processes all and the variables that prevent this, the sanitizer would lose the process" $?
 unset COMPUTE_SANITIZER
 export OMP_WAIT_POLICY
 python3 -c 'import sys
