@@ -68,7 +68,7 @@ static inline void fixture_write_weights(const Fixture *f) {
 static inline Fixture fixture_open(const char *variant, const char *size) {
     Fixture f;
     memset(&f, 0, sizeof(f));
-    FORMAT(f.name, "%s_%s", variant, size);
+    FORMAT(f.name, "%s.%s", variant, size);
     f.dir = test_make_directory();
     f.file = safetensors_open(test_text("dev/reference/fixtures/%s.safetensors", f.name));
     f.B = atoi(fixture_metadata(&f, "batch_size")), f.T = atoi(fixture_metadata(&f, "seq_len"));

@@ -242,15 +242,15 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
 
 static void test_gradients_equal_reference(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        check_fixture(attention_variants[v].name, "a");
-        check_fixture(attention_variants[v].name, "b");
+        check_fixture(attention_variants[v].name, "odd");
+        check_fixture(attention_variants[v].name, "even");
     }
 }
 
 static void test_gradients_of_windows_equal_reference(void) {
     const char *const variants[] = {"baseline", "diff_v2", "diff_v1"};
     for (int v = 0; v < 3; v++) {
-        ModelConfig all = check_fixture(variants[v], "w"), some = check_fixture(variants[v], "f");
+        ModelConfig all = check_fixture(variants[v], "window"), some = check_fixture(variants[v], "window_full");
         EXPECT(all.window == 6 && all.full_every == 0, "%s_w: window %d, full every %d", variants[v], all.window,
                all.full_every);
         EXPECT(some.window == 4 && some.full_every == 2, "%s_f: window %d, full every %d", variants[v], some.window,
@@ -260,7 +260,7 @@ static void test_gradients_of_windows_equal_reference(void) {
 
 static void test_gradients_of_yoco_equal_reference(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        ModelConfig config = check_fixture(attention_variants[v].name, "y");
+        ModelConfig config = check_fixture(attention_variants[v].name, "yoco");
         EXPECT(config.yoco && config.window == 5 && config.full_every == 0, "%s_y: YOCO %d, window %d, full every %d",
                attention_variants[v].name, config.yoco, config.window, config.full_every);
     }
@@ -268,14 +268,16 @@ static void test_gradients_of_yoco_equal_reference(void) {
 
 // q: QK-norm, v: with windows and full layers, k: with YOCO. Those of the baseline are a Qwen3 without YOCO.
 static void test_gradients_of_head_norms_equal_reference(void) {
-    static const char *const fixtures[][2] = {{"baseline", "q"},    {"diff_v2", "q"},  {"diff_v1", "q"},
-                                              {"diff_scalar", "q"}, {"baseline", "v"}, {"baseline", "k"},
-                                              {"diff_v2", "k"},     {"diff_v1", "k"}};
+    static const char *const fixtures[][2] = {{"baseline", "qk_norm"},        {"diff_v2", "qk_norm"},
+                                              {"diff_v1", "qk_norm"},         {"diff_scalar", "qk_norm"},
+                                              {"baseline", "qk_norm_window"}, {"baseline", "qk_norm_yoco"},
+                                              {"diff_v2", "qk_norm_yoco"},    {"diff_v1", "qk_norm_yoco"}};
     for (size_t i = 0; i < sizeof(fixtures) / sizeof(fixtures[0]); i++) {
         ModelConfig config = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(config.qk_norm && config.rms_norm_eps == 0.02 && (config.window > 0) == (fixtures[i][1][0] != 'q') &&
-                   config.yoco == (fixtures[i][1][0] == 'k'),
-               "%s_%s: QK-norm %d, rms_norm_eps %g, window %d, YOCO %d", fixtures[i][0], fixtures[i][1], config.qk_norm,
+        EXPECT(config.qk_norm && config.rms_norm_eps == 0.02 &&
+                   (config.window > 0) == (strcmp(fixtures[i][1], "qk_norm") != 0) &&
+                   config.yoco == (strcmp(fixtures[i][1], "qk_norm_yoco") == 0),
+               "%s.%s: QK-norm %d, rms_norm_eps %g, window %d, YOCO %d", fixtures[i][0], fixtures[i][1], config.qk_norm,
                config.rms_norm_eps, config.window, config.yoco);
     }
 }
@@ -283,25 +285,28 @@ static void test_gradients_of_head_norms_equal_reference(void) {
 // m: experts; x: with a shared one, a layer without experts, and QK-norm; e: with a bias of the router. That of the
 // baseline is a Mixtral.
 static void test_gradients_of_experts_equal_reference(void) {
-    static const char *const fixtures[][2] = {
-        {"baseline", "m"}, {"diff_v2", "m"}, {"diff_v1", "x"}, {"diff_v2", "x"}, {"diff_v2", "e"}};
+    static const char *const fixtures[][2] = {{"baseline", "experts"},
+                                              {"diff_v2", "experts"},
+                                              {"diff_v1", "shared_experts"},
+                                              {"diff_v2", "shared_experts"},
+                                              {"diff_v2", "router_bias"}};
     for (int i = 0; i < 5; i++) {
-        bool mixed = fixtures[i][1][0] == 'x', bias = fixtures[i][1][0] == 'e';
+        bool mixed = strcmp(fixtures[i][1], "shared_experts") == 0, bias = strcmp(fixtures[i][1], "router_bias") == 0;
         ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
         EXPECT(c.E == 4 + mixed + bias && c.router_bias == bias && c.K == 2 + mixed && c.shared == mixed &&
                    c.dense_layers == mixed && c.F == (mixed ? 7 : c.FE),
-               "%s_%s: %d experts, %d active, %d shared, %d dense layers of width %d", fixtures[i][0], fixtures[i][1],
+               "%s.%s: %d experts, %d active, %d shared, %d dense layers of width %d", fixtures[i][0], fixtures[i][1],
                c.E, c.K, c.shared, c.dense_layers, c.F);
     }
 }
 
-static void test_gradients_of_z_loss_equal_reference(void) { check_fixture("diff_v2", "z"); }
+static void test_gradients_of_z_loss_equal_reference(void) { check_fixture("diff_v2", "z_loss"); }
 
 // Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
 static void test_head_norm_epsilon(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         if (attention_variants[v].norm == NORM_NONE) continue;
-        ModelConfig config = check_fixture(attention_variants[v].name, "c");
+        ModelConfig config = check_fixture(attention_variants[v].name, "eps");
         EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, not 0.02", attention_variants[v].name,
                config.rms_norm_eps);
     }

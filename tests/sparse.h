@@ -34,11 +34,14 @@ static void sparse_visit(void (*visit)(const ModelCase *mc, const AttentionVaria
 }
 
 static void test_sparse_gradients_equal_reference(void) {
-    static const char *const fixtures[][2] = {
-        {"baseline", "s"}, {"diff_v2", "s"}, {"diff_v2", "p"}, {"diff_v1", "p"}, {"diff_grouped_2", "o"}};
+    static const char *const fixtures[][2] = {{"baseline", "sparse"},
+                                              {"diff_v2", "sparse"},
+                                              {"diff_v2", "sparse_window"},
+                                              {"diff_v1", "sparse_window"},
+                                              {"diff_grouped_2", "sparse_yoco"}};
     for (int i = 0; i < 5; i++) {
         ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(c.sparse_blocks == 1 + (i < 2) && c.sparse_size == 4, "%s_%s: %d blocks of %d", fixtures[i][0],
+        EXPECT(c.sparse_blocks == 1 + (i < 2) && c.sparse_size == 4, "%s.%s: %d blocks of %d", fixtures[i][0],
                fixtures[i][1], c.sparse_blocks, c.sparse_size);
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Writes fixtures/<variant>_<size>.safetensors from model.py. fixtures.py describes the format.
+Writes fixtures/<variant>.<size>.safetensors from model.py. fixtures.py describes the format.
 
 Usage: make_fixtures.py [--check]
   --check   changes nothing: compares the files with what model.py computes
@@ -22,99 +22,97 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TOLERANCE = 1e-12  # of a tensor's largest gradient; double precision in another order of summation
 DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 
-# a: no size divides another, untied head. b: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
-# (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
-# of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO,
-# with two layers that read its keys and values, and another rms_norm_eps. q: QK-norm, and another rms_norm_eps. v: the
-# same with windows and full layers. k: the same with YOCO. m: experts. x: experts, a shared expert, and a first layer
-# without experts, of another width. z: the z-loss.
+# odd: no size divides another, untied head. even: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
+# (65: by one), one KV head or as many as query heads. eps: another rms_norm_eps, which applies to the norm before
+# o_proj of diff_scalar and not to that of diff_v1. window: T beyond several tiles. yoco: with two layers that read its
+# keys and values, and another rms_norm_eps. shared_experts: also a first layer without experts, of another width.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
-    ("baseline", "a"): (3, 7, 2, 12, 10, 37, 6, 2, 8),
-    ("baseline", "b"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
-    ("diff_v2", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
-    ("diff_v2", "b"): (2, 72, 2, 16, 8, 40, 2, 1, 16),
-    ("diff_v2_cross_group", "a"): (3, 7, 2, 12, 10, 37, 6, 3, 8),  # odd NKV: unequal groups
-    ("diff_v2_cross_group", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
-    ("diff_v2_no_lambda", "a"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
-    ("diff_v2_no_lambda", "b"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
-    ("diff_v2_no_sigmoid", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
-    ("diff_v2_no_sigmoid", "b"): (2, 65, 2, 16, 8, 40, 2, 1, 16),
-    ("diff_v1", "a"): (2, 13, 2, 12, 10, 37, 8, 4, 8),  # 2 key pairs, each read twice
-    ("diff_v1", "b"): (2, 72, 3, 16, 8, 40, 2, 2, 16),  # lambda_init of 3 layers
-    ("diff_scalar", "a"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
-    ("diff_scalar", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
-    ("off_by_one", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
-    ("off_by_one", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
-    ("sink", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
-    ("sink", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
-    ("gated_head", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
-    ("gated_head", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
-    ("gated_elem", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
-    ("gated_elem", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
-    ("diff_v1", "c"): (2, 13, 2, 12, 10, 37, 8, 4, 8),
-    ("diff_scalar", "c"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
-    ("baseline", "w"): (1, 200, 2, 12, 10, 37, 4, 2, 8),
-    ("diff_v2", "w"): (2, 100, 2, 12, 10, 37, 4, 2, 8),
-    ("diff_v1", "w"): (2, 72, 2, 12, 10, 37, 4, 2, 8),
-    ("baseline", "f"): (2, 13, 3, 12, 10, 37, 4, 2, 8),
-    ("diff_v2", "f"): (3, 9, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v1", "f"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
-    ("baseline", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_cross_group", "y"): (2, 13, 4, 8, 6, 37, 2, 2, 8),
-    ("diff_v2_no_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_no_sigmoid", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v1", "y"): (2, 72, 4, 12, 10, 37, 4, 2, 8),
-    ("diff_scalar", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("off_by_one", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("sink", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
-    ("gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
-    ("gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_layer_lambda", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2_layer_lambda", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
-    ("diff_v2_layer_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_gated_head", "a"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2_gated_head", "b"): (2, 72, 2, 8, 8, 40, 2, 1, 16),
-    ("diff_v2_gated_head", "y"): (3, 7, 4, 8, 6, 37, 4, 2, 8),
-    ("diff_v2_gated_elem", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2_gated_elem", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
-    ("diff_v2_gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_grouped_2", "a"): (2, 13, 2, 12, 6, 37, 8, 2, 8),  # two noise heads in a K/V group
-    ("diff_grouped_2", "b"): (2, 65, 2, 8, 8, 40, 4, 2, 16),
-    ("diff_grouped_2", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
-    ("diff_grouped_4", "a"): (2, 13, 2, 12, 6, 37, 8, 1, 8),
-    ("diff_grouped_4", "b"): (2, 72, 2, 8, 8, 40, 8, 2, 8),
-    ("diff_grouped_4", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
-    ("baseline", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v1", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_scalar", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("baseline", "v"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
-    ("baseline", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2", "k"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
-    ("diff_v1", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
-    ("baseline", "m"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "m"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
-    ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
-    ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "z"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
-    ("baseline", "s"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "s"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v1", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_grouped_2", "o"): (2, 32, 4, 8, 6, 37, 8, 2, 8),
+    ("baseline", "odd"): (3, 7, 2, 12, 10, 37, 6, 2, 8),
+    ("baseline", "even"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2", "odd"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("diff_v2", "even"): (2, 72, 2, 16, 8, 40, 2, 1, 16),
+    ("diff_v2_cross_group", "odd"): (3, 7, 2, 12, 10, 37, 6, 3, 8),  # odd NKV: unequal groups
+    ("diff_v2_cross_group", "even"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2_no_lambda", "odd"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2_no_lambda", "even"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2_no_sigmoid", "odd"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2_no_sigmoid", "even"): (2, 65, 2, 16, 8, 40, 2, 1, 16),
+    ("diff_v1", "odd"): (2, 13, 2, 12, 10, 37, 8, 4, 8),  # 2 key pairs, each read twice
+    ("diff_v1", "even"): (2, 72, 3, 16, 8, 40, 2, 2, 16),  # lambda_init of 3 layers
+    ("diff_scalar", "odd"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_scalar", "even"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("off_by_one", "odd"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("off_by_one", "even"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("sink", "odd"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("sink", "even"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("gated_head", "odd"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("gated_head", "even"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("gated_elem", "odd"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("gated_elem", "even"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("diff_v1", "eps"): (2, 13, 2, 12, 10, 37, 8, 4, 8),
+    ("diff_scalar", "eps"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "window"): (1, 200, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2", "window"): (2, 100, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v1", "window"): (2, 72, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "window_full"): (2, 13, 3, 12, 10, 37, 4, 2, 8),
+    ("diff_v2", "window_full"): (3, 9, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v1", "window_full"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "yoco"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "yoco"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_cross_group", "yoco"): (2, 13, 4, 8, 6, 37, 2, 2, 8),
+    ("diff_v2_no_lambda", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_no_sigmoid", "yoco"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v1", "yoco"): (2, 72, 4, 12, 10, 37, 4, 2, 8),
+    ("diff_scalar", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("off_by_one", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("sink", "yoco"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
+    ("gated_head", "yoco"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("gated_elem", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_layer_lambda", "odd"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_layer_lambda", "even"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
+    ("diff_v2_layer_lambda", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_gated_head", "odd"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_gated_head", "even"): (2, 72, 2, 8, 8, 40, 2, 1, 16),
+    ("diff_v2_gated_head", "yoco"): (3, 7, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v2_gated_elem", "odd"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_gated_elem", "even"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
+    ("diff_v2_gated_elem", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_grouped_2", "odd"): (2, 13, 2, 12, 6, 37, 8, 2, 8),  # two noise heads in a K/V group
+    ("diff_grouped_2", "even"): (2, 65, 2, 8, 8, 40, 4, 2, 16),
+    ("diff_grouped_2", "yoco"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
+    ("diff_grouped_4", "odd"): (2, 13, 2, 12, 6, 37, 8, 1, 8),
+    ("diff_grouped_4", "even"): (2, 72, 2, 8, 8, 40, 8, 2, 8),
+    ("diff_grouped_4", "yoco"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
+    ("baseline", "qk_norm"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2", "qk_norm"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v1", "qk_norm"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_scalar", "qk_norm"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("baseline", "qk_norm_window"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("baseline", "qk_norm_yoco"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2", "qk_norm_yoco"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v1", "qk_norm_yoco"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("baseline", "experts"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "experts"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
+    ("diff_v1", "shared_experts"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "shared_experts"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
+    ("diff_v2", "router_bias"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "z_loss"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
+    ("baseline", "sparse"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "sparse"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "sparse_window"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v1", "sparse_window"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_grouped_2", "sparse_yoco"): (2, 32, 4, 8, 6, 37, 8, 2, 8),
     # The norm gives small differences of maps the weight of large ones: of most shapes, weights rounded to bf16 turn
     # the gradients further than bf16 does in other variants; not of this one.
-    ("diff_v2_norm", "a"): (3, 7, 2, 12, 6, 37, 6, 2, 8),
-    ("diff_v2_norm", "b"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
-    ("diff_v2_norm", "c"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
-    ("diff_v2_norm", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v1_no_norm", "a"): (2, 13, 2, 12, 6, 37, 8, 4, 8),
-    ("diff_v1_no_norm", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
-    ("diff_v1_no_norm", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v2_norm", "odd"): (3, 7, 2, 12, 6, 37, 6, 2, 8),
+    ("diff_v2_norm", "even"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
+    ("diff_v2_norm", "eps"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2_norm", "yoco"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v1_no_norm", "odd"): (2, 13, 2, 12, 6, 37, 8, 4, 8),
+    ("diff_v1_no_norm", "even"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
+    ("diff_v1_no_norm", "yoco"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
 }
 # Weights and tokens are drawn from the number of a fixture. Numbers of fixtures that were removed are not used again.
 UNUSED = (*range(42, 48), *range(57, 60), *range(66, 69), 73, 80)
@@ -123,22 +121,24 @@ FIELDS = "tied theta eps window full_every yoco qk_norm experts z_loss sparse"
 Size = namedtuple("Size", FIELDS, defaults=(0, 0, False, False, None, 0, None))
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))
 SIZES = {
-    "a": Size(False, 10000.0, 1e-5),
-    "b": Size(True, 500.0, 1e-5),
-    "c": Size(False, 10000.0, 0.02),
-    "w": Size(False, 10000.0, 1e-5, window=6),
-    "f": Size(True, 500.0, 1e-5, window=4, full_every=2),
-    "y": Size(False, 500.0, 0.02, window=5, yoco=True),
-    "q": Size(False, 500.0, 0.02, qk_norm=True),
-    "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
-    "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
-    "z": Size(True, 500.0, 1e-5, z_loss=0.25),
-    "s": Size(False, 500.0, 0.02, sparse=(2, 4)),
-    "p": Size(False, 500.0, 0.02, window=17, sparse=(1, 4)),
-    "o": Size(False, 500.0, 0.02, window=12, yoco=True, qk_norm=True, sparse=(1, 4)),
-    "e": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
-    "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
-    "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
+    "odd": Size(False, 10000.0, 1e-5),
+    "even": Size(True, 500.0, 1e-5),
+    "eps": Size(False, 10000.0, 0.02),
+    "window": Size(False, 10000.0, 1e-5, window=6),
+    "window_full": Size(True, 500.0, 1e-5, window=4, full_every=2),
+    "yoco": Size(False, 500.0, 0.02, window=5, yoco=True),
+    "qk_norm": Size(False, 500.0, 0.02, qk_norm=True),
+    "qk_norm_window": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
+    "qk_norm_yoco": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
+    "z_loss": Size(True, 500.0, 1e-5, z_loss=0.25),
+    "sparse": Size(False, 500.0, 0.02, sparse=(2, 4)),
+    "sparse_window": Size(False, 500.0, 0.02, window=17, sparse=(1, 4)),
+    "sparse_yoco": Size(False, 500.0, 0.02, window=12, yoco=True, qk_norm=True, sparse=(1, 4)),
+    "router_bias": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
+    "experts": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
+    "shared_experts": Size(
+        True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)
+    ),
 }
 ROUTER_AUX, ROUTER_Z = 0.5, 0.1  # of fixtures with experts
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
@@ -240,7 +240,7 @@ def make_fixture(seed, variant, size, shape):
     for name, grad in gradients(config, weights, tokens, targets, z_loss=SIZES[size].z_loss).items():
         # a gradient that is lost in rounding would test nothing
         assert grad.abs().max() > 1e-3 or "e_score_correction_bias" in name, (
-            f"{variant}_{size}: {name} has too small a gradient"
+            f"{variant}.{size}: {name} has too small a gradient"
         )
         tensors[name if name == "loss" else "grad." + name] = entry(grad.detach().numpy(), "F64")
     tensors |= {name: entry(t.numpy(), "F32") for name, t in weights.items()}
@@ -277,7 +277,7 @@ def main(arguments):
     faults, total_bytes = [], 0
     FIXTURES.mkdir(exist_ok=True)
     for seed, ((variant, size), shape) in zip(SEEDS, SHAPES.items()):
-        path = FIXTURES / f"{variant}_{size}.safetensors"
+        path = FIXTURES / f"{variant}.{size}.safetensors"
         data = make_fixture(seed, variant, size, shape)
         total_bytes += len(data)
         if arguments:
@@ -288,7 +288,7 @@ def main(arguments):
             path.write_bytes(data)
             note = "written"
         print(f"{path.stem:24}", " ".join(f"{n}={x}" for n, x in zip(COLUMNS, shape)), note)
-    known = {f"{variant}_{size}.safetensors" for variant, size in SHAPES}
+    known = {f"{variant}.{size}.safetensors" for variant, size in SHAPES}
     faults += [f"{p.name} is not in the table" for p in sorted(FIXTURES.iterdir()) if p.name not in known]
     for line in faults:
         print(line, file=sys.stderr)

@@ -62,7 +62,7 @@ def as_diff_v1(gradients, weights, L, D):
 
 
 def test_diff_v1_is_written_as_a_diffllama_with_its_loss_and_gradients():
-    for name in ("diff_v1_a", "diff_v1_b"):
+    for name in ("diff_v1.odd", "diff_v1.even"):
         arrays = arrays_of((FIXTURE_FILES / f"{name}.safetensors").read_bytes())
         model = open_model(exported(FIXTURES / name, f"llama/{name}", "--as", "diffllama"))
         assert type(model) is DiffLlamaForCausalLM, type(model)
@@ -99,10 +99,10 @@ def in_float64(model):
 
 
 def test_a_bf16_diff_v1_loses_nothing_as_a_diffllama():
-    config = (FIXTURES / "diff_v1_b" / "config.json").read_text()
+    config = (FIXTURES / "diff_v1.even" / "config.json").read_text()
     for lambdas, tolerance in ((1, 2**-22), (0, 1e-12)):  # exp(0) is exact in float32
         path = directory(f"half/{lambdas}")  # products of two bf16 numbers are exact in F32
-        weights = load_file(FIXTURES / "diff_v1_b" / "model.safetensors")
+        weights = load_file(FIXTURES / "diff_v1.even" / "model.safetensors")
         weights = {n: w * (lambdas if ".lambda_" in n else 1) for n, w in weights.items()}
         save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, path / "model.safetensors")
         (path / "config.json").write_text(config)
@@ -120,13 +120,13 @@ def test_a_bf16_diff_v1_loses_nothing_as_a_diffllama():
 
 def test_what_diffllama_does_not_hold_is_refused():
     cases = [
-        ("baseline_a", {}, "requires attention diff_v1, not baseline"),
-        ("diff_v2_a", {}, "requires attention diff_v1, not diff_v2"),
-        ("diff_v1_w", {}, "the model has windows"),
-        ("diff_v1_a", {"yoco": True}, "the model has YOCO"),
-        ("diff_v1_q", {"rms_norm_eps": 1e-5}, "the model has QK-norm"),
-        ("diff_v1_c", {}, "rms_norm_eps is 0.02"),
-        ("diff_v1_a", {"num_local_experts": 4}, "the model has experts (num_local_experts is 4)"),
+        ("baseline.odd", {}, "requires attention diff_v1, not baseline"),
+        ("diff_v2.odd", {}, "requires attention diff_v1, not diff_v2"),
+        ("diff_v1.window", {}, "the model has windows"),
+        ("diff_v1.odd", {"yoco": True}, "the model has YOCO"),
+        ("diff_v1.qk_norm", {"rms_norm_eps": 1e-5}, "the model has QK-norm"),
+        ("diff_v1.eps", {}, "rms_norm_eps is 0.02"),
+        ("diff_v1.odd", {"num_local_experts": 4}, "the model has experts (num_local_experts is 4)"),
     ]
     for number, (name, changes, word) in enumerate(cases):
         path = directory(f"refused/{number}")
@@ -141,8 +141,8 @@ def test_what_diffllama_does_not_hold_is_refused():
 
 
 def test_a_damaged_checkpoint_and_a_model_that_the_class_does_not_compute_are_not_exported():
-    data = (FIXTURES / "diff_v2_a" / "model.safetensors").read_bytes()
-    config = json.loads((FIXTURES / "diff_v2_a" / "config.json").read_text())
+    data = (FIXTURES / "diff_v2.odd" / "model.safetensors").read_bytes()
+    config = json.loads((FIXTURES / "diff_v2.odd" / "config.json").read_text())
     shape = f'"shape":[{config["vocab_size"]},'
     cases = (
         (data[:-1], {}, f"has {len(data) - 1} bytes, expected {len(data)}: it is truncated or damaged"),
@@ -368,7 +368,8 @@ def served(module, query, key, value, attention_mask, scaling, attention_instanc
 def test_vllm_and_sglang_get_what_their_attention_takes():
     ALL_ATTENTION_FUNCTIONS["served"] = served
     tokens, refused = torch.arange(40)[None] * 7 % 37, []
-    for path in sorted(FIXTURES.glob("*_[afyqk]")):
+    chosen = ("odd", "window_full", "yoco", "qk_norm", "qk_norm_yoco")
+    for path in sorted(p for p in FIXTURES.iterdir() if p.name.endswith(tuple(f".{size}" for size in chosen))):
         if "attention" not in config_of(path):
             continue  # a class of the library
         model = open_model(path, torch.float64)
@@ -391,17 +392,17 @@ def test_vllm_and_sglang_get_what_their_attention_takes():
 
 
 def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
-    config = config_of(FIXTURES / "baseline_a")
+    config = config_of(FIXTURES / "baseline.odd")
     assert export_hub.exported_config(config, False) == config
     found = export_hub.exported_config({**config, "hidden_size": 24, "num_attention_heads": 7}, False)
     assert found["attention"] == "baseline" and found["model_type"] == "diffv2" and "auto_map" in found, found
 
 
 def test_an_unknown_separator_is_reported_and_a_given_one_used():
-    status, error, out = export(FIXTURES / "diff_v2_a", "unknown")
+    status, error, out = export(FIXTURES / "diff_v2.odd", "unknown")
     assert status == 0 and "--separator ID" in error and not (out / "generation_config.json").exists(), error
     assert "has no tokenizer.json" in error and not (out / "tokenizer_config.json").exists(), error
-    out = exported(FIXTURES / "diff_v2_a", "given", "--separator", 3)
+    out = exported(FIXTURES / "diff_v2.odd", "given", "--separator", 3)
     assert open_model(out).generation_config.eos_token_id == 3
-    status, error, out = export(FIXTURES / "diff_v2_a", "outside", "--separator", 37)
+    status, error, out = export(FIXTURES / "diff_v2.odd", "outside", "--separator", 37)
     assert status == 1 and "vocabulary of 37" in error and not out.exists(), f"{status}, {error}"

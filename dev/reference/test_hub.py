@@ -32,8 +32,15 @@ HERE = Path(__file__).resolve().parent
 EXPORT_HUB = HERE.parent.parent / "scripts/export/export_hub.py"
 os.environ.setdefault("TRAIN_DIFFV2", str(HERE.parent.parent / "train_diffv2"))
 FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
+
+
+def size_of(name):
+    """What the model of a fixture has."""
+    return SIZES[name.split(".")[1]]
+
+
 for fixture in FIXTURE_FILES.iterdir():
-    if not SIZES[fixture.stem[-1]].sparse:  # which the class does not have
+    if not size_of(fixture.stem).sparse:  # which the class does not have
         unpack(fixture, FIXTURES / fixture.stem)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
 WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of a passed comparison
@@ -97,13 +104,13 @@ def same_class(model, wanted):
 
 
 def class_of(path):
-    """By the names of the fixtures: sizes w, f and v have windows, y and k are YOCO, q, v and k have QK-norm, m, x
-    and e experts."""
-    variant, _, size = path.name.rpartition("_")
-    of_size = dict.fromkeys("wf", MinistralForCausalLM) | dict.fromkeys("qv", Qwen3ForCausalLM)
-    of_size["m"] = MixtralForCausalLM
-    plain = (of_size | dict.fromkeys("yk", DiffV2ForCausalLM)).get(size, LlamaForCausalLM)
-    return plain if variant == "baseline" else DiffV2ForCausalLM
+    """Of a fixture, by its name."""
+    size = size_of(path.name)
+    if not path.name.startswith("baseline.") or size.yoco:
+        return DiffV2ForCausalLM
+    if size.experts:
+        return MixtralForCausalLM
+    return Qwen3ForCausalLM if size.qk_norm else MinistralForCausalLM if size.window else LlamaForCausalLM
 
 
 def gradients_of_model(model, batch=None):
@@ -181,7 +188,7 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
         T = config_of(path)["max_position_embeddings"]
         batch = windows(arrays["tokens"], len(arrays["tokens"]) // T, T)
         expected = {n.removeprefix("grad."): a for n, a in arrays.items() if n == "loss" or n.startswith("grad.")}
-        if path.name[-1] in "mxez":  # without the losses of routers and logits
+        if size_of(path.name).experts or size_of(path.name).z_loss:  # without the losses of routers and logits
             config = config_of(path)
             weights = {n: torch.from_numpy(arrays[n].astype(np.float64)) for n in expected if n != "loss"}
             found = gradients(config, weights, batch[:, :-1], batch[:, 1:], 0, 0)
@@ -208,7 +215,7 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         expect_evaluated_loss(path, model, fixture.name)
         assert config_of(path)["model_type"] == model.config.model_type, fixture.name
         normed = any(n.endswith("self_attn.q_norm.weight") for n, _ in model.named_parameters())
-        assert normed == (fixture.name[-1] in "qvkx"), f"{fixture.name}: QK-norm {normed}"
+        assert normed == size_of(fixture.name).qk_norm, f"{fixture.name}: QK-norm {normed}"
 
 
 OPEN_ELSEWHERE = """
@@ -496,8 +503,8 @@ def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_grad
 
 @pytest.mark.slow
 def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():
-    config = config_of(FIXTURES / "diff_v2_k")
-    qwen3 = config_of(FIXTURES / "baseline_v")
+    config = config_of(FIXTURES / "diff_v2.qk_norm_yoco")
+    qwen3 = config_of(FIXTURES / "baseline.qk_norm_window")
     for given in (
         {**config, "attention": "diff_v3"},
         {**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -508,7 +515,7 @@ def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():
     ):
         with pytest.raises(ValueError):
             DiffV2ForCausalLM.config_class(**given)
-    weights = {n for n, _ in open_model(FIXTURES / "diff_v2_k").named_parameters()}
+    weights = {n for n, _ in open_model(FIXTURES / "diff_v2.qk_norm_yoco").named_parameters()}
     plain = DiffV2ForCausalLM(DiffV2ForCausalLM.config_class(**{**config, "use_qk_norm": False}))
     lost = weights - {n for n, _ in plain.named_parameters()}
     assert {n.split(".")[-2] for n in lost} == {"q_norm", "k_norm"}, lost

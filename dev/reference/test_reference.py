@@ -149,7 +149,7 @@ def test_what_has_no_meaning_is_refused():
         ("baseline", {"L": 3}),
     ):
         with pytest.raises(ValueError):
-            case(variant, "y" if "L" in changes else "a", **changes)
+            case(variant, "yoco" if "L" in changes else "odd", **changes)
 
 
 HEAD_NORM = 'w[of + "_norm.weight"]'
@@ -161,23 +161,56 @@ ROPE_THEN_NORM = """
     return"""
 WINDOW, NOISE = 'return config.get("sliding_window")', "(v.signals + 1) + v.signals]"
 
+WITH_WINDOWS = "window window_full yoco qk_norm_window qk_norm_yoco"
+WITH_QK_NORM = "qk_norm qk_norm_window qk_norm_yoco"
+
 # Faults in model.py that the fixtures of these variants, "" for all, and sizes must show.
 PLANTED = [
-    ("a window longer by one", WINDOW, 'return config["sliding_window"] + 1', "", "wfyvk"),
-    ("a window shorter by one", WINDOW, 'return config["sliding_window"] - 1', "", "wfyvk"),
-    ("windows in full layers", 'types[layer] == "sliding_attention"', "True", "", "fyvk"),
-    ("shared keys of each layer's input", " and shared is None", "", "", "y"),
-    ("shared keys with the layer's norm", 'yoco["norm.weight"]', 'w["input_layernorm.weight"]', "", "yk"),
-    ("shared keys with another epsilon", 'yoco["norm.weight"], eps', 'yoco["norm.weight"], 1e-5', "", "yk"),
-    ("QK-norm after the rotation", NORM_THEN_ROPE, ROPE_THEN_NORM, "", "qvk"),
-    ("QK-norm with another epsilon", HEAD_NORM + ', config["rms_norm_eps"]', HEAD_NORM + ", 1e-5", "", "qvk"),
-    ("QK-norm without the weight of queries", HEAD_NORM, f'(1 if of == "q" else {HEAD_NORM})', "", "qvk"),
-    ("QK-norm without the weight of keys", HEAD_NORM, f'(1 if of == "k" else {HEAD_NORM})', "", "qvk"),
-    ("the noise head before its signal heads", NOISE, "(v.signals + 1)]", "diff_grouped", "aby"),
-    ("a bias that does not select", "logits if bias is None else p + bias", "logits", "", "e"),
-    ("a bias in the weights", "weight = p * picked", "weight = (p + (0 if bias is None else bias)) * picked", "", "e"),
-    ("weights of experts that do not sum to 1", " / (p * picked).sum(-1, keepdim=True)", "", "", "mxe"),
-    ("no shared experts", "        if mlp_width(config", "        if not has_experts(config", "", "x"),
+    ("a window longer by one", WINDOW, 'return config["sliding_window"] + 1', "", WITH_WINDOWS),
+    ("a window shorter by one", WINDOW, 'return config["sliding_window"] - 1', "", WITH_WINDOWS),
+    (
+        "windows in full layers",
+        'types[layer] == "sliding_attention"',
+        "True",
+        "",
+        "window_full yoco qk_norm_window qk_norm_yoco",
+    ),
+    ("shared keys of each layer's input", " and shared is None", "", "", "yoco"),
+    (
+        "shared keys with the layer's norm",
+        'yoco["norm.weight"]',
+        'w["input_layernorm.weight"]',
+        "",
+        "yoco qk_norm_yoco",
+    ),
+    (
+        "shared keys with another epsilon",
+        'yoco["norm.weight"], eps',
+        'yoco["norm.weight"], 1e-5',
+        "",
+        "yoco qk_norm_yoco",
+    ),
+    ("QK-norm after the rotation", NORM_THEN_ROPE, ROPE_THEN_NORM, "", WITH_QK_NORM),
+    ("QK-norm with another epsilon", HEAD_NORM + ', config["rms_norm_eps"]', HEAD_NORM + ", 1e-5", "", WITH_QK_NORM),
+    ("QK-norm without the weight of queries", HEAD_NORM, f'(1 if of == "q" else {HEAD_NORM})', "", WITH_QK_NORM),
+    ("QK-norm without the weight of keys", HEAD_NORM, f'(1 if of == "k" else {HEAD_NORM})', "", WITH_QK_NORM),
+    ("the noise head before its signal heads", NOISE, "(v.signals + 1)]", "diff_grouped", "odd even yoco"),
+    ("a bias that does not select", "logits if bias is None else p + bias", "logits", "", "router_bias"),
+    (
+        "a bias in the weights",
+        "weight = p * picked",
+        "weight = (p + (0 if bias is None else bias)) * picked",
+        "",
+        "router_bias",
+    ),
+    (
+        "weights of experts that do not sum to 1",
+        " / (p * picked).sum(-1, keepdim=True)",
+        "",
+        "",
+        "experts shared_experts router_bias",
+    ),
+    ("no shared experts", "        if mlp_width(config", "        if not has_experts(config", "", "shared_experts"),
 ]
 
 
@@ -185,7 +218,7 @@ def test_the_fixtures_equal_those_that_are_made_now():
     faults = []
     for seed, ((variant, size), shape) in zip(SEEDS, SHAPES.items()):
         data = make_fixture(seed, variant, size, shape)
-        faults += check_fixture(FIXTURES / f"{variant}_{size}.safetensors", data)[0]
+        faults += check_fixture(FIXTURES / f"{variant}.{size}.safetensors", data)[0]
     assert not faults, f"{len(faults)} faults; the first: {faults[0]}"
 
 
@@ -195,13 +228,13 @@ def test_the_fixtures_show_planted_faults():
         assert source.count(old) == 1, old
         faulty = {}
         exec(source.replace(old, new), faulty)
-        for variant, size in (v for v in SHAPES if v[1] in sizes and variants in v[0]):
-            arrays = arrays_of((FIXTURES / f"{variant}_{size}.safetensors").read_bytes())
+        for variant, size in (v for v in SHAPES if v[1] in sizes.split() and variants in v[0]):
+            arrays = arrays_of((FIXTURES / f"{variant}.{size}.safetensors").read_bytes())
             config = make_config(variant, SIZES[size], **dict(zip(COLUMNS[1:], SHAPES[variant, size][1:])))
             weights = {n: torch.from_numpy(a.astype(np.float64)) for n, a in arrays.items() if is_weight(n)}
             tokens = torch.from_numpy(arrays["tokens"].astype(np.int64))
             batch = [t.view(-1, config["max_position_embeddings"]) for t in (tokens[:-1], tokens[1:])]
             expected = float(arrays["loss"][0])
             difference = abs(float(faulty["loss"](config, weights, *batch)[0]) / expected - 1)
-            assert difference > 1e-6, f"{variant}_{size}, {what}: the loss differs by {difference:.1e} only"
-            assert abs(float(model.loss(config, weights, *batch)[0]) / expected - 1) < TOLERANCE, f"{variant}_{size}"
+            assert difference > 1e-6, f"{variant}.{size}, {what}: the loss differs by {difference:.1e} only"
+            assert abs(float(model.loss(config, weights, *batch)[0]) / expected - 1) < TOLERANCE, f"{variant}.{size}"

@@ -27,7 +27,12 @@ from model_card import TRANSFORMERS
 from modeling_diffv2 import CACHE, CACHE_NAMES, DiffV2Config, DiffV2ForCausalLM, rope_table
 
 PROMPT = [5, 1, 9, 30, 2, 2, 17, 8, 11]  # longer than the windows
-RUNS = ("diff_v2_b", "diff_v1_w", "diff_v2_y", "diff_v2_x")  # plain; wide values and windows; YOCO; experts
+RUNS = (
+    "diff_v2.even",
+    "diff_v1.window",
+    "diff_v2.yoco",
+    "diff_v2.shared_experts",
+)  # plain; wide values and windows; YOCO; experts
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def exports():
 
 
 def test_the_class_is_imported_and_registered():
-    config = transformers.AutoConfig.from_pretrained(FIXTURES / "diff_v2_b")
+    config = transformers.AutoConfig.from_pretrained(FIXTURES / "diff_v2.even")
     model = transformers.AutoModelForCausalLM.from_config(config)
     assert type(config) is DiffV2Config and type(model) is DiffV2ForCausalLM, model
 
@@ -124,7 +129,7 @@ def test_checkpoints_of_activations_do_not_change_tokens_and_refuse_to_continue_
 def test_continuous_batching_gives_the_tokens_of_generate(exports):
     settings = dict(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
     blocks = transformers.generation.configuration_utils.ContinuousBatchingConfig(num_blocks=64)
-    model, prompts = exports["diff_v2_y"][1], [PROMPT, PROMPT[:5]]
+    model, prompts = exports["diff_v2.yoco"][1], [PROMPT, PROMPT[:5]]
     wanted = [by_arg_max(model, torch.tensor([p]), 8)[0, len(p) :].tolist() for p in prompts]
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
@@ -143,7 +148,7 @@ def test_continuous_batching_gives_the_tokens_of_generate(exports):
 def test_the_card_names_the_versions_that_the_tests_pin(exports):
     pins = [(HERE / place / "requirements.in").read_text() for place in ("previous", ".")]
     assert [re.search(r"^transformers==(.*)$", pin, re.M)[1] for pin in pins] == list(TRANSFORMERS)
-    card = Path(exports["diff_v2_b"][1].name_or_path, "README.md").read_text()
+    card = Path(exports["diff_v2.even"][1].name_or_path, "README.md").read_text()
     assert f"| tested with | Transformers {', '.join(TRANSFORMERS)} |" in card, card
     if transformers.__version__ not in TRANSFORMERS:  # newest.py
         pytest.skip(f"transformers {transformers.__version__} is newer than {TRANSFORMERS[-1]}")

@@ -69,7 +69,7 @@ def compare_fixture(directory, name, *options):
     """On the weights of the reference, which are so large that every gradient is."""
     metadata = fixtures.unpack(ROOT / f"dev/reference/fixtures/{name}.safetensors", directory)
     sizes = f"--batch-size {metadata['batch_size']} --seq-len {metadata['seq_len']}"
-    compare(directory, name[:-2], "--init . --train-data tokens.bin", sizes, *options)
+    compare(directory, name.split(".")[0], "--init . --train-data tokens.bin", sizes, *options)
 
 
 def expect_same_bytes(directory, *names):

@@ -26,7 +26,7 @@ from choices import Example, write_choices
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
+FIXTURE = ROOT / "dev/reference/fixtures/diff_v2.odd.safetensors"
 DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.

@@ -120,7 +120,7 @@ def test_speed_of_micro_steps(corpus, tmp_path):
     assert abs(left / wanted - 1) < 0.05, (left, wanted)
 
 
-@pytest.mark.parametrize(("name", "options"), [("diff_v2_a", ""), ("diff_v2_z", "--z-loss 0.25")])
+@pytest.mark.parametrize(("name", "options"), [("diff_v2.odd", ""), ("diff_v2.z_loss", "--z-loss 0.25")])
 def test_dump_grads(tmp_path, name, options):
     """--dump-grads writes the loss and gradients of the reference, with --z-loss the loss without it"""
     fixture = FIXTURE.with_stem(name)
