@@ -3,10 +3,6 @@ bench_model.h: models, tokens and steps for bench.c and bench_cuda.cu. Included 
 */
 #pragma once
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 static double median(double *values, int count) {
     qsort(values, (size_t)count, sizeof(double), compare_doubles);
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);

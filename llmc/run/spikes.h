@@ -40,16 +40,11 @@ typedef struct {
 // Value i of the window, from the oldest.
 static inline double spike_value(const SpikeDetector *d, int i) { return d->window[(d->oldest + i) % SPIKE_WINDOW]; }
 
-static inline int spike_compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static inline double spike_z(const SpikeDetector *d, double x) {
     double sorted[SPIKE_WINDOW];
     if (!isfinite(x) || d->count < SPIKE_WINDOW) return NAN;
     memcpy(sorted, d->window, sizeof(sorted));
-    qsort(sorted, SPIKE_WINDOW, sizeof(double), spike_compare);
+    qsort(sorted, SPIKE_WINDOW, sizeof(double), compare_doubles);
     double median = sorted[SPIKE_WINDOW / 2], above = x - median,
            scale = (sorted[SPIKE_WINDOW * 3 / 4] - median) / QUARTILE_Z;
     return above == 0 ? 0 : fmax(-DBL_MAX, fmin(DBL_MAX, above / scale));

@@ -46,15 +46,10 @@ static inline bool trial_add(Trial *t, double seconds) {
     return enough || t->measured >= 2 * TRIAL_SECONDS || trial_measured(t) == TRIAL_UPDATES;
 }
 
-static inline int compare_seconds(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static inline double trial_update(Trial *t) {
     int n = trial_measured(t);
     assert(n > 0);
-    qsort(t->seconds, n, sizeof(double), compare_seconds);
+    qsort(t->seconds, n, sizeof(double), compare_doubles);
     return (t->seconds[(n - 1) / 2] + t->seconds[n / 2]) / 2;
 }
 
