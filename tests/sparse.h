@@ -159,12 +159,53 @@ static void test_ties(void) {
     free(q), free(means), free(lists);
 }
 
+// Groups of two signal heads and a noise head, against attention of all heads and diff_combine.
+static void test_sparse_groups(void) {
+    enum { T = 40, D = 8, NKV = 2, OH = 8, NQ = 12, BLOCKS = 2, K = NQ * D, V = K + NKV * D, LD = V + NKV * D };
+    static floatX x[T * LD], l[T * OH], dout[T * OH * D], kept[T * NQ * D], dkept[T * NQ * D];
+    static floatX out[2][T * OH * D], dl[2][T * OH], dx[2][T * LD];
+    static real means[T * NKV * D], lse[NQ * T];
+    static int lists[NKV * T * (BLOCKS + 2)];
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 1, s.T = T, s.NQ = NQ, s.NKV = NKV, s.D = s.DV = D, s.ldq = s.ldkv = LD, s.ldo = OH * D;
+    s.q_head = s.k_head = s.v_head = s.o_head = D, s.scale = (real)0.35;
+    s.groups.signals = 2, s.groups.noise = 1;
+    s.sparse.blocks = BLOCKS, s.sparse.size = 4, s.sparse.count = T / 4, s.sparse.lists = lists;
+    for (int i = 0; i < T * LD; i++) x[i] = (floatX)(4 * random_uniform((uint64_t)i, 1) - 2);
+    for (int i = 0; i < T * OH; i++) l[i] = (floatX)(4 * random_uniform((uint64_t)i, 2) - 2);
+    for (int i = 0; i < T * OH * D; i++) dout[i] = (floatX)(4 * random_uniform((uint64_t)i, 3) - 2);
+    ops_init(sparse_attention_workspace_bytes(s, omp_get_max_threads()));
+    sparse_means(means, x + K, NULL, T, 1, s);
+    sparse_select(lists, x, means, NULL, 1, s);
+    sparse_diff_attention_forward(activation(out[0], NULL), kept, lse, x, x + K, x + V, l, OH, s, S_SIGMOID);
+    sparse_diff_attention_backward(dx[0], dx[0] + K, dx[0] + V, dl[0], NULL, dout, out[0], kept, lse, x, x + K, x + V,
+                                   l, OH, s, S_SIGMOID);
+    AttentionShape heads = attention_of_heads(s);
+    sparse_attention_forward(kept, lse, x, x + K, x + V, NULL, 0, heads);
+    diff_combine_forward(activation(out[1], NULL), kept, l, T, OH, D, OH, s.groups, S_SIGMOID);
+    diff_combine_backward(dkept, dl[1], dout, kept, l, T, OH, D, OH, s.groups, S_SIGMOID);
+    sparse_attention_backward(dx[1], dx[1] + K, dx[1] + V, dkept, kept, lse, x, x + K, x + V, heads, false);
+    ops_free();
+    const struct {
+        const char *name;
+        const floatX *a, *b;
+        int count;
+    } pairs[] = {{"out", out[0], out[1], T * OH * D}, {"dl", dl[0], dl[1], T * OH}, {"dx", dx[0], dx[1], T * LD}};
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < pairs[k].count; i++)
+            EXPECT(fabs((double)(pairs[k].a[i] - pairs[k].b[i])) < 1e-4, "%s, element %d: %g, not %g", pairs[k].name, i,
+                   (double)pairs[k].a[i], (double)pairs[k].b[i]);
+    EXPECT(out[0][T * OH * D - 1] != 0 && dx[0][T * LD - 1] != 0, "nothing was computed");
+}
+
 static const Test sparse_tests[] = {
     {"gradients of block-sparse attention equal the reference", test_sparse_gradients_equal_reference},
     {"block-sparse attention to all blocks equals attention", test_all_blocks},
     {"what block-sparse attention reads depends on no later token and no other document", test_sparse_causality},
     {"logits with caches equal those of whole sequences with block-sparse attention", test_sparse_cached_logits},
     {"of blocks with equal scores the lowest are selected, within window and document", test_ties},
+    {"block-sparse attention of groups equals attention of heads, then subtracted", test_sparse_groups},
 };
 static const Test sparse_fp64_tests[] = {
     {"gradients of block-sparse attention equal finite differences", test_sparse_finite_differences},

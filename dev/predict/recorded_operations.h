@@ -20,7 +20,6 @@ static inline void buffer_free(void *p);
 static inline void buffer_zero(void *p, size_t bytes);
 static inline void buffer_upload(void *to, const void *host, size_t bytes);
 static inline void buffer_download(void *host, const void *from, size_t bytes);
-static inline void rope_table(real *table, int positions, int D, double theta);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
 static inline void comm_broadcast(void *data, size_t bytes);
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);

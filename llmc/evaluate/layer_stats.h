@@ -13,6 +13,8 @@ layer_stats.h: statistics of a layer: the records "stats" of log.jsonl (--stats-
 #pragma once
 #include "../log/logger.h"
 #include "../model/state.h"
+#include "../ops/measure/operations.h"
+#include "../ops/optimizer/operations.h"
 #include "../options/options_table.h"
 
 typedef struct {

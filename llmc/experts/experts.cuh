@@ -10,7 +10,7 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 #pragma once
 #include "../cuda/counting_sort.cuh"
 #include "../ops/linear/linear.cuh"
-#include "../ops/ops.h"
+#include "operations.h"
 #include "expert_gemm.cuh"
 
 // One warp per block. place false: counts (E, blocks) = number of the warp's choices of each expert. place true: counts

@@ -12,7 +12,7 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
 */
 #pragma once
 #include "../ops/linear/linear.h"
-#include "../ops/ops.h"
+#include "operations.h"
 #include "../ops/vecmath.h"
 
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {

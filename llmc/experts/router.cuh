@@ -8,7 +8,7 @@ router.cuh: the router of a mixture of experts. Equations in router.h.
 #pragma once
 #include "../cuda/gemm.cuh"
 #include "../cuda/kernel_utils.cuh"
-#include "../ops/ops.h"
+#include "operations.h"
 #include "../ops/runtime.cuh"
 
 // An expert and what it is selected by; expert -1: none.

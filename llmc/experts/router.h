@@ -18,8 +18,9 @@ router.h: the router of a mixture of experts.
 */
 #pragma once
 #include "../ops/linear/matmul.h"
-#include "../ops/ops.h"
+#include "operations.h"
 #include "../ops/runtime.h"
+#include "../ops/vecmath.h"
 
 // Whether expert a comes before expert b: by falling score, NaN first, then by number.
 static inline bool router_before(const real *scores, int a, int b) {

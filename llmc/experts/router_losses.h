@@ -13,7 +13,7 @@ and ranks. Equations in router.h.
 */
 #pragma once
 #include "../comm/comm.h"
-#include "../ops/ops.h"
+#include "operations.h"
 
 typedef struct {
     double aux_weight, z_weight; // of the losses in the sum that is minimized

@@ -7,6 +7,9 @@ data: a plan exists without the model's memory, so that --dry-run and memory rep
 */
 #pragma once
 #include "../experts/operations.h"
+#include "../ops/attention/operations.h"
+#include "../ops/optimizer/operations.h"
+#include "../ops/rows/operations.h"
 #include "sharding.h"
 #include "tensors.h"
 

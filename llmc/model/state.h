@@ -28,6 +28,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
              their place is done
 */
 #pragma once
+#include "../ops/measure/operations.h"
 #include "activations.h"
 #include "linear_layers.h"
 

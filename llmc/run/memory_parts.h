@@ -6,6 +6,7 @@ On a GPU this is device memory. The parts that the program allocates are exact; 
 #pragma once
 #include "../comm/comm.h"
 #include "../model/activations.h"
+#include "../ops/runtime.h"
 
 enum { MEMORY_PARTS = 16 };
 

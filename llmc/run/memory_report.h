@@ -7,6 +7,7 @@ the start of a run, for the message of an allocation that fails, and for the log
 #include "../log/progress.h"
 #include "../base/host.h"
 #include "../checkpoint/checkpoint_background.h"
+#include "../ops/runtime.h"
 #include "memory_parts.h"
 
 // Device memory available to a process: what is free, and the part in use that the estimate already covers.

@@ -19,6 +19,7 @@ trial.h: --minutes M: the number of updates that take M minutes on this machine,
 #include "../evaluate/evaluation_model.h"
 #include "../evaluate/generation.h"
 #include "../options/options_table.h"
+#include "../ops/runtime.h"
 
 // The shortest trial in seconds; the longest is twice as long. Tests make it short (tests/small_sizes.h).
 #ifndef TRIAL_SECONDS

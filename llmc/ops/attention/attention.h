@@ -24,7 +24,7 @@ attention.h: causal grouped-query attention, block by block, without a matrix of
 */
 #pragma once
 #include "diff_combine.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 #include "../vecmath.h"
 #include "../tile.h"

@@ -2,7 +2,7 @@
 attention_backward.h: the backward of attention. Derivation, method, numerics and source in attention.h.
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 #include "../vecmath.h"
 #include "attention.h"

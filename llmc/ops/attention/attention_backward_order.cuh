@@ -6,7 +6,7 @@ describes it.
 #pragma once
 #include "../../cuda/mma.cuh"
 #include "diff_combine.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 enum { BACKWARD_ROWS = 64, BACKWARD_WIDEST = 128 };
 

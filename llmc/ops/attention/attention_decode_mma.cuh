@@ -19,7 +19,7 @@ whose rows can be read in packs. attention_decode.cuh divides the work and merge
 */
 #pragma once
 #include "../../cuda/mma.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 enum { DECODE_WARPS = 4, DECODE_THREADS = DECODE_WARPS * WARP };
 enum { DECODE_HEADS = 16, DECODE_COLUMNS = 128, DECODE_MMA_WIDTH = 256 }; // of a warp; the largest D

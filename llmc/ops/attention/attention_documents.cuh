@@ -11,7 +11,7 @@ the last one of the batch have length 0.
 #include "../../cuda/attention_cudnn.h"
 #include "../../cuda/device.cuh"
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 typedef struct {
     const int *first_key; // of the batch; NULL: none was announced

@@ -20,7 +20,7 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
 #pragma once
 #include "../../cuda/tile.cuh"
 #include "attention_mma_backward.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 // for the backward: delta (B,NQ,T), or what the kernel on tensor cores needs
 static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {

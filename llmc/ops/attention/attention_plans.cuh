@@ -28,7 +28,6 @@ attention_warning prints the reason and the remedy.
 #include "../../cuda/device.cuh"
 #include "attention_choice.h"
 #include "attention_probe.cuh"
-#include "../ops.h"
 #include "operations.h"
 
 enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2 };

@@ -6,7 +6,7 @@ cache.cuh: rows of the key/value cache of a layer. Equations in cache.h; attenti
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W>
 static __global__ void cache_store_kernel(int lanes, floatX *cache, const floatX *rows, const int *first, int B, int T,

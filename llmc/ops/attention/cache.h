@@ -12,7 +12,7 @@ cache.h: the key/value cache of a layer, and attention of one new position per s
 */
 #pragma once
 #include "attention.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 #include "../tile.h"
 #include "../vecmath.h"

@@ -11,7 +11,7 @@ diff_combine.cuh: subtracts from each signal head its noise head, times a factor
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
 #include "../absmax.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 static __device__ inline float diff_factor(floatX l, Factor factor) {
     return factor == S_SIGMOID ? sigmoid_of(to_float(l)) : to_float(l);

@@ -16,7 +16,7 @@ diff_combine.h: subtracts from each signal head its noise head, times a factor.
 */
 #pragma once
 #include "../absmax.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../vecmath.h"
 
 static inline real diff_factor(real l, Factor factor) { return factor == S_SIGMOID ? real_sigmoid(l) : l; }

@@ -13,6 +13,8 @@ static inline void rope_forward(floatX *x, const real *table, int B, int T, int 
                                 const int *first);
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                  const int *first);
+// Fills a host table for `positions` positions: positions * D reals.
+static inline void rope_table(real *table, int positions, int D, double theta);
 static inline size_t rope_bytes(size_t N, size_t heads, size_t D) {
     return N * D * (2 * heads * FLOATX_BYTES + FP32_BYTES);
 }

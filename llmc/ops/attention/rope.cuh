@@ -8,9 +8,8 @@ rope.cuh: rotary position embedding. Equations in rope.h.
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
-// Fills a host table for `positions` positions: positions * D reals.
 static inline void rope_table(real *table, int positions, int D, double theta) {
     for (int t = 0; t < positions; t++, table += D)
         for (int i = 0; i < D / 2; i++) {

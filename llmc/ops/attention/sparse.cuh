@@ -9,7 +9,7 @@ sparse.cuh: the CUDA twin of sparse.h.
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 enum { SPARSE_THREADS = 128, SPARSE_ROWS = 8, SPARSE_QUERY = 512 }; // the widest query of all key sets
 enum { SPARSE_LD = WARP + 1 };                                      // row stride of means, without conflicts of banks

@@ -14,7 +14,7 @@ sparse.h: which blocks of keys a query attends to in block-sparse attention (att
 */
 #pragma once
 #include "attention.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../tile.h"
 
 static inline void sparse_means(real *means, const floatX *k, const int *first, int capacity, int sets,

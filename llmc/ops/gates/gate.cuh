@@ -8,7 +8,7 @@ gate.cuh: a sigmoid gate on the output heads. Equations in gate.h.
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
 #include "../absmax.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 // The gates of a pack: one for the head, or one per element.
 template <int W> static __device__ inline void gate_load(float *s, const floatX *g, int i, int width) {

@@ -9,7 +9,7 @@ gate.h: a sigmoid gate on the output heads, from the layer's input.
 */
 #pragma once
 #include "../absmax.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../vecmath.h"
 
 static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,

@@ -8,7 +8,7 @@ layer_lambda.cuh: a lambda that is not projected from the input. Equations in la
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 // l[:] = value, or lambda[0] if lambda is not NULL
 template <int W>

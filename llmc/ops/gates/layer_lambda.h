@@ -12,7 +12,7 @@ form. The backward sums their gradients dl. The cost is one number per row and h
   traffic    count out; backward count in
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 static inline void fill_forward(floatX *l, real value, size_t count) {
     for (size_t i = 0; i < count; i++) l[i] = value;

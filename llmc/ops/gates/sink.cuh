@@ -8,7 +8,7 @@ sink.cuh: an additional logit in the softmax of each head, whose column is dropp
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W>
 static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,

@@ -15,7 +15,7 @@ sink.h: an additional logit in the softmax of each head, whose column is dropped
   source    Miller 2023, "Attention is off by one"; learned sinks: the gpt-oss model card (arXiv 2508.10925)
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 #include "../vecmath.h"
 
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {

@@ -8,7 +8,7 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
 #include "../absmax.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W, typename Max = NoMax>
 static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F, Max max) {

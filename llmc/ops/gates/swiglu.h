@@ -9,7 +9,7 @@ swiglu.h: the gated activation of the MLP.
 */
 #pragma once
 #include "../absmax.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../vecmath.h"
 
 static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {

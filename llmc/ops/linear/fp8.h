@@ -15,7 +15,7 @@ fp8.h: numbers of 8 bits, and the scales that tensors need to be stored in them.
 */
 #ifndef LLMC_FP8_H
 #define LLMC_FP8_H
-#include "../ops.h"
+#include "operations.h"
 
 typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Format;
 static const Fp8Format FP8_WEIGHT = FP8_E4M3, FP8_ACTIVATION = FP8_E4M3, FP8_GRADIENT = FP8_E5M2;

@@ -14,6 +14,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
   numerics   sums in fp32; y and dx are rounded once to floatX; dweight accumulates in fp32
 */
 #pragma once
+#include "../../cuda/device_peak.h"
 #include "fp8.cuh"
 #include "matmul.cuh"
 #include "operations.h"

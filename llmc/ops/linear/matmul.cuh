@@ -6,7 +6,6 @@ matmul.cuh: a linear layer without bias. Equations in matmul.h; products by gemm
 */
 #pragma once
 #include "../../cuda/gemm.cuh"
-#include "../ops.h"
 #include "operations.h"
 
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }

@@ -12,7 +12,7 @@ matmul.h: a linear layer without bias, by a GEMM library.
             its release, although AVX-512 kernels are twice as fast; environment.h then selects the right kernels.
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 #include "../tile.h"
 

@@ -18,7 +18,7 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
 */
 #pragma once
 #include "fp8.h"
-#include "../ops.h"
+#include "operations.h"
 
 typedef uint16_t bf16_t;
 

@@ -7,7 +7,7 @@ attention_stats.cuh: the attention statistics. Equations in stats.h.
 */
 #pragma once
 #include "../attention/attention_kernels.cuh"
-#include "../ops.h"
+#include "operations.h"
 #include "stats.cuh"
 
 enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };

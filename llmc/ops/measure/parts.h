@@ -2,7 +2,7 @@
 parts.h: sums in double over a fixed number of parts, so that they do not depend on the number of threads.
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 enum { STATS_PARTS = 64 };
 

@@ -7,7 +7,7 @@ stats.cuh: statistics of a layer's activations, for the log. Equations in stats.
 */
 #pragma once
 #include "../absmax.cuh"
-#include "../ops.h"
+#include "operations.h"
 #include "parts.cuh"
 
 static __device__ inline double stats_factor(floatX l, Factor factor) { // factor_of, on the device

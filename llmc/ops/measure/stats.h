@@ -27,7 +27,7 @@ stats.h: statistics of a layer's activations, for the log.
 #pragma once
 #include "../attention/attention.h"
 #include "../absmax.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 #include "../vecmath.h"
 #include "parts.h"

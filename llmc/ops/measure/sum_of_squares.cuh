@@ -8,7 +8,7 @@ sum_of_squares.cuh: the sum of squares, for the global gradient norm.
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 #ifndef SQUARES_PARTS // maximum blocks, a multiple of a warp, and minimum elements per block; smaller in tests
 #define SQUARES_PARTS 512

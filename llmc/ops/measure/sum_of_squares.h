@@ -5,7 +5,7 @@ sum_of_squares.h: the sum of squares, for the global gradient norm.
   traffic   1 in per element
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     enum { PARTS = 256 };

@@ -10,7 +10,7 @@ adamw.cuh: one step of Adam with decoupled weight decay. Equations in adamw.h.
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
 #include "../measure/parts.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 typedef struct {
     float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;

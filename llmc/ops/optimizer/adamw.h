@@ -14,7 +14,7 @@ adamw.h: one step of Adam with decoupled weight decay.
 */
 #pragma once
 #include "../measure/parts.h"
-#include "../ops.h"
+#include "operations.h"
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,

@@ -11,7 +11,6 @@ muon.cuh: Muon and NorMuon. Equations in muon.h.
 #pragma once
 #include "../../cuda/gemm.cuh"
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
 #include "operations.h"
 
 template <int W>

@@ -21,7 +21,6 @@ muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon,
 */
 #pragma once
 #include "../linear/matmul.h"
-#include "../ops.h"
 #include "operations.h"
 
 static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,

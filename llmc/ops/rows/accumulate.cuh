@@ -5,7 +5,7 @@ accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W> static __global__ void accumulate_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
     size_t i = element_index<W>(begin);

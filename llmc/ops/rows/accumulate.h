@@ -4,7 +4,7 @@ several layers read.
   traffic   2 in, 2 out per element
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
 #pragma omp parallel for simd schedule(static)

@@ -11,7 +11,7 @@ cross_entropy.cuh: the loss of each row and, in the same buffer, its gradient. E
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 // The maximum and the sum of exp(x - max) of a thread's logits.
 typedef struct {

@@ -10,7 +10,7 @@ cross_entropy.h: the loss of each row and, in the same buffer, its gradient with
   source    z-loss: Chowdhery et al. 2022, "PaLM", section 5
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 #include "../vecmath.h"
 
 static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,

@@ -12,7 +12,7 @@ embedding.cuh: a row of the table per token. Equations in embedding.h.
 */
 #pragma once
 #include "../../cuda/counting_sort.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W>
 static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, const floatX *weight, int C) {

@@ -9,7 +9,7 @@ embedding.h: a row of the table per token.
   traffic   forward C in, C out per row; backward 2C in, C out
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
 #pragma omp parallel for schedule(static)

@@ -11,7 +11,7 @@ head_norm.cuh: RMSNorm of query and key heads, in the rows of a fused matrix. Eq
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W, int PACKS>
 static __global__ void head_norm_forward_kernel(int lanes, floatX *x, floatX *kept, const floatX *weight, int N,

@@ -11,7 +11,7 @@ head_norm.h: RMSNorm of query and key heads, in the rows of a fused matrix (QK-n
   source    Henry et al. 2020, "Query-Key Normalization for Transformers"; with one weight for all heads as in Qwen3
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 
 static inline real head_norm_rstd(const floatX *x, int D, real eps) {

@@ -15,7 +15,7 @@ rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
 #include "../absmax.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 // y_sum and b are NULL if the row is `a`.
 template <int W, typename Max = NoMax>

@@ -18,7 +18,7 @@ rmsnorm.h: divides a row by its root mean square; also for the sum of a residual
 */
 #pragma once
 #include "../absmax.h"
-#include "../ops.h"
+#include "operations.h"
 #include "../runtime.h"
 
 // One row; returns its rstd. Not inlined, so that both forwards run the same instructions.

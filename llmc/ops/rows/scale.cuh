@@ -4,7 +4,7 @@ scale.cuh: x[:] *= factor, a thread per pack.
 */
 #pragma once
 #include "../../cuda/kernel_utils.cuh"
-#include "../ops.h"
+#include "operations.h"
 
 template <int W> static __global__ void scale_kernel(size_t begin, size_t end, floatX *x, real factor) {
     size_t i = element_index<W>(begin);

@@ -3,7 +3,7 @@ scale.h: x[:] *= factor. The factor is constant, so the backward is the same ope
   traffic   1 in, 1 out per element
 */
 #pragma once
-#include "../ops.h"
+#include "operations.h"
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
 #pragma omp parallel for simd schedule(static)
