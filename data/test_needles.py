@@ -84,38 +84,6 @@ def test_prompts_are_those_that_the_trainer_drew(tmp_path):
     assert found[-1][0].context == NEEDLES and [e.label for e, _ in found] == [0, 0], found
 
 
-def first_of(example):
-    return {v: example.context.index(v) for v in values_of(example)}
-
-
-GUESSES = {  # a model: an example -> the logits of its candidates
-    "nothing": lambda e: [1.0] * len(e.completions),
-    "first": lambda e: [-first_of(e)[v] for v in values_of(e)],
-    "last": lambda e: [first_of(e)[v] for v in values_of(e)],
-    "low ids": lambda e: [-v for v in values_of(e)],
-    "high ids": values_of,
-    "by key": lambda e: [tasks.mix(e.context[-1] ^ tasks.mix(v)) >> 40 for v in values_of(e)],
-    "knows": lambda e: [float(i == e.label) for i in range(len(e.completions))],
-}
-
-
-def test_a_guess_is_right_by_chance_and_an_answer_always(tmp_path):
-    words = made_words(40)
-    parts = {1 / 2: (2, 1), (1 / 4 + 1 / 3) / 2: (4, 2), sum(1 / n for n in range(2, 7)) / 5: (6, 5)}
-    for chance, part in parts.items():
-        prompts = [tasks.needle_questions(*part, 50, i % 5, words, tasks.mix(i)) for i in range(3000)]
-        examples = [example for prompt in prompts for example, _ in prompt]
-        got = sum(1 / len(e.completions) for e in examples) / len(examples)
-        assert abs(got - chance) < 1e-9, ("chance is", got)
-        shares = {}
-        for name, logits_of in GUESSES.items():
-            logits = [logits_of(e) for e in examples]
-            shares[name] = sum(x.index(max(x)) == e.label for x, e in zip(logits, examples)) / len(examples)
-            wanted, most = (1, 0) if name == "knows" else (chance, 0.035)  # of 3000 prompts: deviation below 0.01
-            assert abs(shares[name] - wanted) <= most, (part, name, shares[name])
-        assert shares["nothing"] == shares["low ids"], "of equal logits not the first"
-
-
 def test_words_are_tokens_of_letters_after_a_space_or_capitals_and_digits(tmp_path):
     for text, word in ((b" abc", 1), (b" ab", 0), (b"abcd", 0), (b" ab1", 0), (" naïve".encode(), 1), (b" abc ", 0)):
         assert tasks.is_word(text) == bool(word), text

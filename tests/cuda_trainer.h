@@ -1,6 +1,6 @@
 /*
-cuda_trainer.h: what is tested of the CUDA trainer in its process: how often a step waits for the device, the pieces of
-logits, and the lists of Slurm. tests/cuda compares runs of the program with those of the CPU trainer.
+cuda_trainer.h: what is tested of the CUDA trainer in its process: how often a step waits for the device, and the lists
+of Slurm. tests/cuda compares runs of the program with those of the CPU trainer.
 */
 #pragma once
 #include "fixture.h"
@@ -43,30 +43,6 @@ static void test_host_waits(void) {
     ops_free();
 }
 
-static void test_logit_pieces(void) {
-    for (size_t V = 64; V <= (size_t)1 << 20; V += 64 * 1021) {
-        size_t bytes = V * sizeof(floatX), rows = matmul_rows_at_a_time(bytes);
-        EXPECT(rows >= 4096 && rows <= 8192 && rows % 256 == 0 && (rows * bytes <= (size_t)1 << 30 || rows == 4096),
-               "a vocabulary of %zu: %zu rows at a time", V, rows);
-    }
-    EXPECT(matmul_rows_at_a_time(50304 * 2) == 8192 && matmul_rows_at_a_time(100288 * 2) == 4096,
-           "%zu rows at a time for V = 50,304, %zu for 100,288", matmul_rows_at_a_time(50304 * 2),
-           matmul_rows_at_a_time(100288 * 2));
-    for (int p = FOR_TRAINING; p <= FOR_GENERATION; p++) {
-        Options o;
-        char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
-        options_read(&o, 3, argv);
-        options_finish(&o, 1);
-        ModelConfig config = options_config(&o);
-        Model m;
-        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING, one_rank);
-        EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
-               m.plan.logit_rows);
-        model_free(&m, true);
-        options_free(&o);
-    }
-}
-
 #ifdef USE_NCCL
 static void test_slurm_lists(void) {
     static const struct {
@@ -99,7 +75,6 @@ static void test_slurm_lists(void) {
 
 static const Test cuda_trainer_tests[] = {
     {"a step waits for the device only to read the loss and the norm", test_host_waits},
-    {"logits are computed in pieces of 4096 to 8192 rows, one row in generation", test_logit_pieces},
 #ifdef USE_NCCL
     {"the lists that srun sets are parsed", test_slurm_lists},
 #endif
