@@ -19,12 +19,13 @@
 #                    of runs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library
 #   lab              plans, runs and reports of scripts/lab; its page in Chromium
-# Since the second tier:
+# Since the second tier, where at one revision the sanitizers run, at another the Hub:
 #   double           the C operations and models with REAL=double, and finite differences of the whole model
 #   vectors          the C operations for the oldest x86-64, with vectors of 4 floats
 #   FP8              rounding to FP8 against ml_dtypes
 #   sanitizers       the C programs under AddressSanitizer and UndefinedBehaviorSanitizer
-#   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of predict_diffv2
+#   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; or, in turn by revision, parts of them and the
+#                    predictions of predict_diffv2
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA trainer compiles without warnings
 #                    for one architecture and precision, in turn by revision. Requires nvcc
 #   Hub              the class for Transformers, exported directories, the newest version of the library, and the model
@@ -121,6 +122,10 @@ run_pytest() { # Python environment, build directory, files or directories, opti
 
 turn() { # a number that depends on the revision: what is not tested at this one is at another
     echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
+}
+# Whether it is the turn of what is tested at every second revision, in the second tier; a named stage is tested whole.
+in_turn() { # 0 or 1
+    [ "$tier" -ne 2 ] || [ ${#only[@]} -gt 0 ] || [ $(($(turn) % 2)) -eq "$1" ]
 }
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
@@ -298,9 +303,11 @@ cuda_tools() {
     elif build "CUDA tools" build/{train_diffv2,predict_diffv2,text_to_shards} \
         build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
-        run_script tests/gpu_check_test.sh
-        marks_of_tier[2]="not slow"
-        run_pytest tests build tests/{device_programs,gpu_check,gpu_gap,prediction}_test.py
+        ! in_turn 0 || run_script tests/gpu_check_test.sh
+        if in_turn 1; then
+            marks_of_tier[2]="not slow"
+            run_pytest tests build tests/{device_programs,gpu_check,gpu_gap,prediction}_test.py
+        fi
     fi
 }
 
@@ -445,9 +452,9 @@ stage 123 lab "lab" "${trainer[@]}" scripts/ results/
 stage 23 double "double" "${trainer[@]}" test_diffv2.c
 [ "$(uname -m)" != x86_64 ] || stage 23 vectors "vectors" Makefile llmc/ops/ tests/
 stage 23 fp8 "FP8" llmc/ops/ tests/
-stage 23 sanitized "sanitizers" "${trainer[@]}" test_diffv2.c
+! in_turn 0 || stage 23 sanitized "sanitizers" "${trainer[@]}" test_diffv2.c
 stage 23 compile_cuda "nvcc" "${trainer[@]}" train_diffv2.cu test_diffv2.cu scripts/
-stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/
+! in_turn 1 || stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/
 stage 23 fuzzing "fuzzing" llmc/ dev/fuzz/
 [ "$(uname -m)" != x86_64 ] || stage 3 avx2 "AVX2" "${trainer[@]}"
 stage 3 compiled_ptx "compiled PTX" llmc/ test_diffv2.cu tests/ dev/
