@@ -29,7 +29,8 @@ PLACES = {  # variable: (for a device, with dev/emulator)
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
     "PREDICT_DIFFV2": ("build/predict_diffv2", "build/predict_diffv2"),
 }
-SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/emulator/*")
+SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "tests/operations/*", "dev/bench/*", "dev/predict/*")
+SOURCES += ("dev/emulator/*", "dev/emulator/ptx/rules.mk")
 # What else a check, a build and a plan of the lab read
 TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
 CANNOT_START = r"error while loading shared libraries|symbol lookup error|version `\S+' not found|xec format error"
