@@ -76,12 +76,12 @@ run_files() { # target, directories...
     fi
 }
 
-# Each in its own process, with at most 5 s of CPU time and 600 MiB, which include the needs of the sanitizers.
+# Each in its own process, with at most 15 s of CPU time and 600 MiB, which include the needs of the sanitizers.
 run_large() { # target, files...
     local target=$1 file largest=0 start=$SECONDS
     shift
     for file; do
-        if ! (ulimit -t 5 && fuzz "$target" -timeout=60 -rss_limit_mb=600 -malloc_limit_mb=256 "$file"); then
+        if ! (ulimit -t 15 && fuzz "$target" -timeout=60 -rss_limit_mb=600 -malloc_limit_mb=256 "$file"); then
             report FAIL "$target: large input $file: FUZZ_SHOW=1 $out/$target $file"
             return
         fi
