@@ -6,7 +6,7 @@ Usage: dev/rooms.py [--root DIRECTORY] [--counts]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   --counts   prints a table instead: files, lines, casts to size_t and offenders of each room of ring 1
 
-Ring 1 is the trainer and its rooms, llmc/; ring 2 looks at it: data, scripts, dev, tests. Programs and tests of tests
+Ring 1 is the trainer and its rooms, llmc/; ring 2 includes it: data, scripts, dev, tests. Programs and tests of tests
 (NAME_test.py, test_NAME) lie above everything, wherever they are.
 
   layers    an include of C, or an import of Python, stays in its room or points to a room of a lower layer, so that

@@ -46,7 +46,7 @@ PLACES = {
     "llmc/cuda": (2, "device, memory, launch; cuBLASLt,", "cuDNN; table of GPUs"),
     "llmc/base": (1.5, "errors, memory, files, JSON, hashes,", "random numbers, this machine"),
 }
-RINGS = {"Ring 1: what trains": rooms.RING_1, "Ring 2: looks at ring 1, which does not look back": rooms.RING_2}
+RINGS = {"Ring 1: what trains": rooms.RING_1, "Ring 2: includes ring 1, never the reverse": rooms.RING_2}
 PAPER = "Ring 3: README.md, docs, results"
 COLUMN, ROW, WIDTH, HEIGHT, MARGIN, GAP = 300, 96, 280, 62, 28, 56
 STYLE = """<style>

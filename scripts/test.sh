@@ -123,7 +123,7 @@ run_pytest() { # Python environment, build directory, files or directories, opti
 turn() { # a number that depends on the revision: what is not tested at this one is at another
     echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
 }
-# Whether it is the turn of what is tested at every second revision, in the second tier; a named stage is tested whole.
+# The second tier tests some things at every second revision: whether this one is their turn. Named stages test both.
 in_turn() { # 0 or 1
     [ "$tier" -ne 2 ] || [ ${#only[@]} -gt 0 ] || [ $(($(turn) % 2)) -eq "$1" ]
 }

@@ -1,5 +1,6 @@
 """Parts of dev/gpu_check alone: the comparison of gradients, with constructed ones; batch sizes; names of results.
-tests/gpu_check_test.sh runs the whole check. Requires build/predict_diffv2."""
+tests/gpu_check_test.sh runs the whole check. Requires build/predict_diffv2,
+build/oncpu/test_trainer and build/oncpu/bench_cuda."""
 
 import re
 import struct

@@ -25,17 +25,11 @@ enum { OP_MASTER = 0 };
 #endif
 
 #include "linear.h"
-
 #include "rows.h"
-
 #include "gates.h"
-
 #include "attention.h"
-
 #include "optimizer.h"
-
 #include "measure.h"
-
 #include "experts.h"
 
 static const struct {
