@@ -195,10 +195,10 @@ def test_paths_that_documents_name_exist():
     assert not wrong
 
 
-def test_sizing_recommends_the_rates_and_batches_of_presets():
+def test_training_recommends_the_rates_and_batches_of_presets():
     table = (ROOT / "llmc/model/presets.h").read_text(encoding="utf-8")
     presets = {n: (float(r), int(t)) for n, r, t in re.findall(r'(?:SHAPES|EXPERTS)\("(\S+)", +(\S+), +(\d+),', table)}
-    text = (ROOT / "docs/sizing.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `--preset (\S+?)[` ][^|]*\|[^|]*\|[^|]*\|[^|]*\| ([\d.]+), (\d+) \|", text, re.M)
     assert len(rows) == 9 and not [row for row in rows if presets[row[0]] != (float(row[1]), int(row[2]))]
 
