@@ -112,7 +112,7 @@ def training(s, runs):
 
 def rates(s):
     note = "Line: means over seeds; crosses: runs; triangles at the top: runs without a finite loss."
-    figure = Figure("rates", "Rates and spikes", note)
+    figure = Figure("rates", "Loss by rate", note)
     panel = figure.panels[0]
     for arm in s["labels"] if s["stability"] else ():
         rows, style = [row for row in s["rates"] if row["arm"] == arm], figure.style(s["labels"], arm)
@@ -145,7 +145,8 @@ def positions(s):
 
 def layer(s, key):
     what = LAYERS[key]
-    note = f"{what.note} Left: by layer, at the last measured step. Right: mean over layers and seeds."
+    panels = " Left, here and below: by layer, at the last measured step. Right: mean over layers and seeds."
+    note = what.note + panels * (key == next(iter(s["layers"])))
     figure = Figure(key.replace("_", "-"), what.title, note, panels=2)
     left, right = figure.panels
     for arm, of in s["layers"].get(key, {}).items():
@@ -160,7 +161,7 @@ def layer(s, key):
 
 def sizes(studies):
     """The differences of arms over the parameters of the reference, of several sizes of a plan."""
-    note = "Arm minus reference of as many tokens, each at its own rate; lines have about equal tokens per parameter."
+    note = "Arm minus reference at equal tokens, each at its own rate. A line has about equal tokens per parameter."
     figure = Figure("sizes", "Difference by size", note)
     panel, labels = figure.panels[0], studies[0]["labels"]
     for arm in (arm for arm in labels if arm != studies[0]["reference"]):

@@ -2,16 +2,17 @@
 
     python3 scripts/lab report runs/loss-gap-cpu [MORE...] [--out DIR]
 
-Writes report.html (one file without scripts), report.md with its figures NAME.svg, and results.json (all numbers) into
-DIR (default: FIRST/report, or for a saved file its name without the suffix). RUNS are labs, runs, directories of runs,
-or files of the command `save`. Runs that are not comparable, since their data, tokens or schedules differ, are an
-error; with names, NAME=DIR, any runs are compared, and the page lists what differs.
+Writes report.html (one file without scripts), report.md (without the long tables) with its figures NAME.svg, and
+results.json (all numbers) into DIR (default: FIRST/report, or for a saved file its name without the suffix). RUNS are
+labs, runs, directories of runs, or files of the command `save`. Runs that are not comparable, since their data, tokens
+or schedules differ, are an error; with names, NAME=DIR, any runs are compared, and the page lists what differs.
 Exit status: 0 done; 1 failed, or something was left out; 2 usage, or the runs are not comparable.
 """
 
 import base64
 import json
 import re
+import shlex
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +24,7 @@ from . import cli, figures, results, run_directory, saved, tables
 from . import study as studies
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 class Picture(NamedTuple):
@@ -66,7 +68,7 @@ def section_of(group):
     numbers = [s for s, _ in group]
     drawn = [figures.sizes(numbers)] if len(group) > 1 else figures.of_study(*group[0])
     pictures = {f.name: Picture(f.name, f.title, f.note, svg) for f in drawn if (svg := f.svg())}
-    contents, shown = [tables.of_arms(numbers)], tables.of_study(numbers[0]) if len(group) == 1 else []
+    contents, shown = tables.of_arms(numbers), tables.of_study(numbers[0]) if len(group) == 1 else []
     contents += [pictures.pop(name) for name in ("sizes", "loss", "training") if name in pictures]
     for table in shown:
         contents.append(table)
@@ -75,7 +77,8 @@ def section_of(group):
     named = [c._replace(name=prefix + c.name) if isinstance(c, Picture) else c for c in contents]
     title = numbers[0]["title"] if len(group) == 1 else group[0][1].lab["title"]
     notes = [f"{s['name']}: {note}" if len(group) > 1 else note for s in numbers for note in s["notes"]]
-    return {"title": title, "question": numbers[0]["question"], "contents": named, "notes": notes}
+    found = {"title": title, "question": numbers[0]["question"], "contents": named, "notes": notes}
+    return found | {"several": len(group) > 1}
 
 
 def page_of(found, numbers):
@@ -120,7 +123,9 @@ def compute(paths, reference=None, named=False):
             )
     numbers = results.of(found)
     numbers |= {"summary": tables.summary(numbers["studies"]), "left_out": left_out}
-    return numbers, page_of(found, numbers)
+    inside = [] if named else [Path(path).resolve() for path in paths if Path(path).resolve().is_relative_to(ROOT)]
+    source = shlex.join(str(path.relative_to(ROOT)) for path in inside) or "RUNS"
+    return numbers, page_of(found, numbers) | {"source": source}
 
 
 def main(words):

@@ -42,12 +42,20 @@ LAYERS = {  # the statistics of a layer that a report shows: keys of the records
         "Attention to the first position, of the effective map |A1 - s A2|, normalized; of A for one map.",
     ),
     "logit_max": Statistic(
-        "Outliers of the attention logits", "largest |logit|", "On sampled query rows, of both maps.", True
+        "Outliers of the attention logits",
+        "largest |logit|",
+        "The largest |logit| on sampled query rows, of both maps.",
+        True,
     ),
     "residual_max": Statistic(
-        "Outliers of the hidden state", "largest |activation|", "Of the residual stream after the layer.", True
+        "Outliers of the hidden state",
+        "largest |activation|",
+        "The largest |activation| of the residual stream after the layer.",
+        True,
     ),
-    "grad_norm": Statistic("Gradient norm by layer", "gradient norm", "Before clipping.", True),
+    "grad_norm": Statistic(
+        "Gradient norm by layer", "gradient norm", "The gradient norm of each layer, before clipping.", True
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""tables.py: the results as a reader sees them: the summary in three sentences, and tables of texts. The page and the
-Markdown file show the same tables."""
+"""tables.py: the results as a reader sees them: the summary in three sentences, and tables of texts. The page
+has all tables; the Markdown file leaves out the long ones, whose numbers the figures show."""
 
 import math
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ class Table:
     head: list
     rows: list  # of lists of texts or Cells, which become Cells
     caption: str = ""
+    long: bool = False  # not in the Markdown file
 
     def __post_init__(self):
         self.rows = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in self.rows]
@@ -74,17 +75,13 @@ def score(of):
 # ---- the summary
 
 
-def told(studies, row, study):
-    """The name of an arm, with the size if the report has several."""
-    return row["label"] + (f" ({study['name']})" if len(studies) > 1 else "")
-
-
 def listed(studies, key, want):
-    """'LABEL (estimate)' of the arms whose difference is lower, higher or not shown."""
+    """'LABEL (SIZE: estimate)' of the arms whose difference is lower, higher or not shown; SIZE only of several."""
     kind = lambda e: ("lower" if e["mean"] < 0 else "higher") if e["shown"] else "not shown"
     rows = [(row, s) for s in studies for row in s["arms"] if row[key] and kind(row[key]) == want]
-    numbers = lambda e: f" ({interval(e, '+')}, p {e['p_holm']:.2g})" if want != "not shown" else ""
-    return [told(studies, row, s) + numbers(row[key]) for row, s in rows]
+    numbers = lambda e: [f"{interval(e, '+')}, p {e['p_holm']:.2g}"] * (want != "not shown")
+    facts = [(row["label"], ": ".join([s["name"]] * (len(studies) > 1) + numbers(row[key]))) for row, s in rows]
+    return [f"{label} ({fact})" if fact else label for label, fact in facts]
 
 
 def conclusion(studies, key, where):
@@ -134,9 +131,9 @@ def what_ran(studies):
 def summary(studies):
     """Three sentences."""
     return [
-        what_ran(studies),
         conclusion(studies, "difference", "At equal tokens"),
         conclusion(studies, "difference_flops", "At equal FLOPs"),
+        what_ran(studies),
     ]
 
 
@@ -144,7 +141,7 @@ def summary(studies):
 
 
 def of_arms(studies):
-    """One row per arm, at its own rate, and per size if there are several."""
+    """[a table with one row per arm, at its own rate]; of several sizes, a long one, and one of the differences."""
     several, rows = len(studies) > 1, []
     for s in studies:
         for row in s["arms"]:
@@ -166,20 +163,25 @@ def of_arms(studies):
     several_rates = any(len(s["rates"]) > len(s["arms"]) for s in studies)
     caption = (
         f"{own if several_rates else ''}Loss: nats per token, mean over seeds, of the "
-        f"{' or '.join(sorted({s['loss_of'] for s in studies}))}. Difference: arm minus reference at the same seed. "
-        "Square brackets: 95% t intervals over seeds. At equal FLOPs: unless a cross says that the runs are equal by "
-        "design, the more expensive run is read before the end of its schedule, which favours the cheaper arm. p: "
-        "two-sided, adjusted by Holm's method for all differences of the report. A star marks a difference that is "
-        f"shown: p is below 0.05, with {LEAST_SEEDS} seeds or more and {LEAST_TOKENS} token per parameter. Tokens/s: "
-        f"median of the steps, on {machines}; other load on the machine lowers it."
+        f"{' or '.join(sorted({s['loss_of'] for s in studies}))}. Difference: arm minus reference at the same seed; "
+        "negative is a lower loss. Square brackets: 95% t intervals over seeds. At equal FLOPs: unless a cross says "
+        "that the runs are equal by design, the more expensive run is read before the end of its schedule, which "
+        "favours the cheaper arm. p: two-sided, adjusted by Holm's method for all differences of the report. A star "
+        f"marks a difference that is shown: p is below 0.05, with {LEAST_SEEDS} seeds or more and {LEAST_TOKENS} token "
+        f"per parameter. Tokens/s: median of the steps, on {machines}; other load on the machine lowers it."
     )
-    return Table("Arms", ["size"] * several + ["arm", *head, "parameters", "FLOPs/token", "tokens/s"], rows, caption)
+    head = ["size"] * several + ["arm", *head, "parameters", "FLOPs/token", "tokens/s"]
+    found = [Table("Arms", head, rows, caption, long=several)]
+    if several:
+        columns = 0, 1, 9, 4, 3, 5, 7  # size, arm, parameters, seeds, loss, differences
+        short = [[row[i] for i in columns] for row in (head, *(row for row in rows if row[5] != "reference"))]
+        found.append(Table("Arms by size", short[0], short[1:]))
+    return found
 
 
 SPIKE = (
     f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last {stats.SPIKE_WINDOW} "
-    f"steps, from {stats.SPIKE_LEAST} steps on. The spike score is their percentage of the judged steps of all seeds "
-    "(OLMo 2, arXiv 2501.00656)."
+    f"steps, from {stats.SPIKE_LEAST} steps on (OLMo 2, arXiv 2501.00656)."
 )
 
 
@@ -192,9 +194,10 @@ def of_rates(s):
         cells += ["reference" if reference else difference(row["difference"])]
         cells += [number((row["difference"] or {}).get("p_holm"))]
         rows.append([*cells, score(row["spikes"]["grad_norm"]), score(row["spikes"]["loss"])])
-    caption = "All runs of each rate, with those of the sweep. Difference: to the reference at the same rate and seed. "
+    caption = "All runs of each rate, including the sweep. Difference: to the reference at the same rate and seed. "
+    caption += f"{SPIKE} The spike score is their percentage of the judged steps of all seeds."
     head = ["arm", "rate", "loss", "runs", "difference", "p", "spikes of the gradient norm", "of the loss"]
-    return Table("Rates and spikes", head, rows, caption + SPIKE)
+    return Table("Loss by rate", head, rows, caption, long=True)
 
 
 def of_stability(s):
@@ -203,13 +206,15 @@ def of_stability(s):
         rate = lambda x: "none" if x is None else f"{x:g}"
         largest = rate(row["stable"]) + " or more" * row["bounded_by_ladder"]
         each = ", ".join(map(rate, row["stable_by_seed"])) or "–"
-        rows.append([row["label"], rate(row["best"]), largest, each, number(row["sensitivity"])])
+        spikes = [r["spikes"]["grad_norm"] for r in s["rates"] if r["arm"] == row["arm"]]
+        count = " of ".join(f"{sum(x[key] for x in spikes)}" for key in ("spikes", "judged"))
+        rows.append([row["label"], rate(row["best"]), largest, each, number(row["sensitivity"]), count])
     caption = (
         "The largest stable rate: up to it, from the best rate on, no run diverged or ended more than "
         f"{stats.STABLE_TOLERANCE:g} nats above the best mean of the arm. Sensitivity: mean over the rates of the loss "
-        "(at most the initial loss), minus the best (Wortsman et al. 2023)."
+        f"(at most the initial loss), minus the best (Wortsman et al. 2023). Spikes: of the steps at all rates. {SPIKE}"
     )
-    head = ["arm", "best rate", "largest stable rate", "by seed", "sensitivity"]
+    head = ["arm", "best rate", "largest stable rate", "by seed", "sensitivity", "spikes of the gradient norm"]
     return Table("Stability over rates", head, rows, caption)
 
 
@@ -226,7 +231,7 @@ def of_positions(s):
         rows.append([name, *cells])
     head = [s["labels"][arm] + (", loss" if arm == s["reference"] else ", difference") for arm in arms]
     caption = "Evaluation of the last checkpoints, by position in the window. 95% t intervals over seeds."
-    return Table("Loss by position", ["position", *head], rows, caption)
+    return Table("Loss by position", ["position", *head], rows, caption, long=True)
 
 
 def of_layers(s, key):
@@ -238,7 +243,7 @@ def of_layers(s, key):
                  for e in of["layers"]]  # fmt: skip
         rows.append([s["labels"][arm], *cells, *["–"] * (depth - len(cells))])
     caption = f"{LAYERS[key].note} At the last measured step: mean over seeds ± half of the 95% t interval."
-    return Table(LAYERS[key].title, ["arm", *(f"layer {i}" for i in range(depth))], rows, caption)
+    return Table(LAYERS[key].title, ["arm", *(f"layer {i}" for i in range(depth))], rows, caption, long=True)
 
 
 def of_settings(s):

@@ -168,8 +168,10 @@ def test_the_report_has_the_known_numbers(tmp_path):
     assert list(r["layers"]["lambda_mean"]) == ["diff_v2"]
     said, text = (lab / "report/report.md").read_text(), (lab / "report/report.html").read_text()
     has(said, "7 finished runs, 1 diverged, 0 not finished: 2 arms of 1k parameters, 200k tokens a run.")
-    has(said, "# Made up &lt;&amp;&gt; (cpu)", "| -0.0400 [-0.0830, +0.0030] |", "| 2.1300, one seed |", "| 6k | 5k |")
+    has(said, "# Made up &lt;&amp;&gt; (cpu)", "| -0.0400 [-0.0830, +0.0030] |", "| 6k | 5k |", "| 4 of 672 |")
     has(said, "no difference from Transformer is shown for DIFF V2 (every difference has fewer than 5 seeds).")
+    rates = ["0.004", "2.1300, one seed", "1 done", "–", "–", "0.595% (1 of 168)"]  # only in the page
+    assert "one seed" not in said and "".join(f"<td>{cell}</td>" for cell in rates) in text
     has(text, "Made up &lt;&amp;&gt;", "on CPU: 1 threads on 2 cores of h; other load")
     figures = re.findall(r"!\[.*?\]\((.*?)\)", said)
     assert figures[:3] == ["p-loss.svg", "p-training.svg", "p-rates.svg"] and len(figures) == 10, figures
@@ -206,7 +208,7 @@ def test_no_interval_contradicts_the_summary():
         s |= {"runs": [], "missing": [], "name": "s"}
         sentences = tables.summary([s])
         assert len(sentences) == 3
-        for key, sentence in zip(("difference", "difference_flops"), sentences[1:]):
+        for key, sentence in zip(("difference", "difference_flops"), sentences):
             clause = r"(a lower loss|a higher loss|no difference)( than| from) R is shown for (.*?)[;.](?= |$)"
             clauses = re.findall(clause, sentence)
             told = {name: what for what, _, names in clauses for name in re.findall(r"\b([A-F])\b", names)}
@@ -226,7 +228,7 @@ def test_a_direction_requires_a_corrected_p_and_seeds_and_tokens(tmp_path):
     def told():
         found = results.of(studies.load([lab])[0])["studies"]
         gaps = {row["arm"]: row["difference"] for row in found[0]["arms"]}
-        return tables.summary(found)[1], [row[4].kind for row in tables.of_arms(found).rows], gaps
+        return tables.summary(found)[0], [row[4].kind for row in tables.of_arms(found)[0].rows], gaps
 
     said, kinds, gaps = told()
     assert gaps["c"]["half"] < gaps["c"]["mean"] and gaps["c"]["p"] < 0.05 < gaps["c"]["p_holm"], gaps
@@ -408,9 +410,12 @@ def test_several_sizes_of_a_plan_are_one_section(tmp_path):
         labs.append(lab_of(tmp_path / size, losses, change, size=size, title="Sizes"))
     found, page = command.compute(labs)
     assert [s["name"] for s in found["studies"]] == ["p-small", "p-large"] and len(page["sections"]) == 1
-    table, picture = page["sections"][0]["contents"]
+    table, short, picture = page["sections"][0]["contents"]
     assert [row[0].text for row in table.rows] == ["p-small"] * 2 + ["p-large"] * 2 and picture.name == "p-sizes"
-    has(found["summary"][1], "is shown for A (p-small) (-0.1", "A (p-large) (-0.1")
+    assert [[cell.text for cell in row[:4]] for row in short.rows] == [
+        [s, "A", "1,000", "5"] for s in ("p-small", "p-large")
+    ]
+    has(found["summary"][0], "is shown for A (p-small: -0.1", "A (p-large: -0.1")
 
 
 # ---- runs that are not comparable, damaged or resumed
