@@ -3,8 +3,8 @@ train_diffv2.c: pretraining of decoder language models with differential attenti
 
 The file reads top to bottom: the model, forward, backward (the gradients of the forward's lines, in reverse order),
 update, generation, a run with its training step and training loop, main. Operations are called by name; operations.h in
-the folders of llmc/ops declares them. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this
-file with CUDA operations, and predict_diffv2.c, up to the update, with operations that record their cost
+the folders of llmc/ops declares them. Nothing here dereferences a device buffer. train_diffv2.cu includes this file
+with CUDA operations; predict_diffv2.c includes it, up to the update, with operations that record their cost
 (RECORDED_OPS).
 
   B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
@@ -32,12 +32,12 @@ typedef struct {
     Linear head;
     GenerationModel generation;
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
-    double stats_seconds; // spent on them
+    double stats_seconds; // time spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
     real z_loss;          // --z-loss
 } Model;
 
-// Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
+// Allocates the buffers of the plan. shared: the model whose parameters this model uses, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
     model->activations_memory = activations_alloc(&model->acts, &model->plan);
@@ -79,7 +79,7 @@ static void heads_forward(Model *model, int l, Rows r) {
     }
 }
 
-// Lambda, the factor of the noise head, of each row and head, in variants that do not project it from the input.
+// Writes lambda, the factor of the noise head, for each row and head, unless the variant projects it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     const LayerTensors *p = &model->layers[l];
     floatX *rows = model->acts.layers[l].lambda;
@@ -95,7 +95,7 @@ static void lambda_forward(Model *model, int l, int N) {
     }
 }
 
-// combined = the signal heads - s(lambda) * the noise heads of attention; in variants without these, all heads
+// combined = signal heads - s(lambda) * noise heads of attention; in variants without noise heads, all heads
 static void combined_forward(Model *model, int l, Rows r) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -120,7 +120,7 @@ static void combined_forward(Model *model, int l, Rows r) {
                              variant->factor);
 }
 
-// The norm before o_proj, where the variant has one.
+// Applies the norm before o_proj, if the variant has one.
 static void subnorm_forward(Model *model, int l, int N) {
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
@@ -132,8 +132,8 @@ static void subnorm_forward(Model *model, int l, int N) {
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
-// The attention half of a block: from norm1, the norm of its input x, to x_mid and norm2. Traits of the variant decide
-// which operations there are; without one, its output is the memory of its input.
+// The attention half of a block reads norm1, the norm of its input x, and writes x_mid and norm2. Traits of the variant
+// select the operations; the output of an omitted operation is the same memory as its input.
 static void block_forward_attention(Model *model, int l, Rows r) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -153,7 +153,7 @@ static void block_forward_attention(Model *model, int l, Rows r) {
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, a->x, branch, p->norm2, N, c->C, (real)c->rms_norm_eps);
 }
 
-// One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
+// A block reads the residual stream x and its norm, norm1, and writes x_out and the norm that follows the block.
 static void block_forward(Model *model, int l, Rows r) {
     const ModelConfig *c = &model->plan.config;
     const LayerTensors *p = &model->layers[l];
@@ -167,7 +167,7 @@ static void block_forward(Model *model, int l, Rows r) {
                              (real)c->rms_norm_eps);
 }
 
-// YOCO: the keys and values that the upper half of the layers reads, from the output of the lower half.
+// YOCO: computes the keys and values that the upper half of the layers reads from the output of the lower half.
 static void yoco_forward(Model *model, Rows r) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.cross_dims;
@@ -185,7 +185,7 @@ static void yoco_forward(Model *model, Rows r) {
     key_blocks_complete(&model->plan, a, l, cache, 0, capacity, r);
 }
 
-// The embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.
+// Computes the embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.
 static void model_forward_embedding(void *data, int N) {
     Model *model = (Model *)data;
     ModelState *s = &model->state;
@@ -200,8 +200,8 @@ static void model_forward_embedding(void *data, int N) {
                     (real)c->rms_norm_eps);
 }
 
-// Runs layers from .. to-1, and after the lower half of YOCO its keys and values. visit: called after each layer; or
-// NULL.
+// Runs layers from .. to-1, and computes YOCO's keys and values after its lower half. Calls visit after each layer,
+// unless it is NULL.
 static void model_forward_layers(void *data, int from, int to, Rows r, LayerVisit visit, void *visitor) {
     Model *model = (Model *)data;
     for (int l = from; l < to; l++) {
@@ -213,8 +213,8 @@ static void model_forward_layers(void *data, int from, int to, Rows r, LayerVisi
     }
 }
 
-// Runs B whole sequences of T positions, whose tokens are in acts.inputs, up to the final norm; then the LM head is
-// ready. Measurements may run more and shorter sequences than the plan's.
+// Runs B whole sequences of T positions, whose tokens are in acts.inputs, up to the final norm, and makes the LM head
+// available. Measurements may run more and shorter sequences than the plan.
 static void model_forward(Model *model, int B, int T, LayerVisit visit, void *visitor) {
     assert(B * T <= model->plan.rows && T <= model->plan.config.T && model->plan.purpose != FOR_GENERATION);
     Rows r = {B, T, 0, 0};
@@ -222,9 +222,9 @@ static void model_forward(Model *model, int B, int T, LayerVisit visit, void *vi
     model_forward_layers(model, 0, model->plan.config.L, r, visit, visitor);
 }
 
-// Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
-// minimized; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output,
-// with those of --z-loss.
+// Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss is the weight of one row in the minimized
+// loss. If it is not 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output. Both
+// include --z-loss.
 static void model_classify(Model *model, int N, real dloss) {
     const ModelPlan *plan = &model->plan;
     Activations *a = &model->acts;
@@ -244,7 +244,7 @@ static void model_classify(Model *model, int N, real dloss) {
 // ---------------------------------------------------------------------------------------------------
 // Backward: the gradients of the forward's lines in reverse order; each comment quotes the forward line
 
-// q, k = head_norm(q, k): q and k are the gradients
+// q, k = head_norm(q, k); the gradients of q and k are replaced in place
 static void qk_norm_backward(Model *model, int l, int N) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
@@ -260,7 +260,7 @@ static void lambda_backward(Model *model, int l, int N) {
     const floatX *drows = model->acts.layers[l].dlambda;
     size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
-    // lambda = the number of the layer
+    // lambda = the learned number of the layer
     case LAMBDA_LAYER: lambda_learned_backward(p->dlambda, drows, count); break;
     // lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
@@ -271,7 +271,7 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
-// From dcombined to the gradients of queries, keys, values and lambda.
+// Computes the gradients of queries, keys, values and lambda from dcombined.
 static void combined_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -290,7 +290,7 @@ static void combined_backward(Model *model, int l, int B, int T) {
     if (d->groups.noise)
         diff_combine_backward(g->dheads, a->dlambda, g->dcombined, a->heads, a->lambda, B * T, d->OH, d->DV,
                               d->lambda_ld, d->groups, variant->factor);
-    // heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
+    // heads *= exp(lse) / (exp(lse) + exp(sink)); attention_backward reads the lse that includes the sink
     if (variant->sink == SINK_OWN) sink_backward(p->dsinks, g->dheads, a->heads, a->lse, p->sinks, B, T, d->NQ, d->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
@@ -300,7 +300,7 @@ static void combined_backward(Model *model, int l, int B, int T) {
     }
 }
 
-// From dattn_out to the gradient of the fused rows before the rotation; with YOCO, in the upper half, adds to dkv_sum.
+// Computes the gradient of the fused rows before the rotation from dattn_out. YOCO's upper half also adds to dkv_sum.
 static void heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -316,7 +316,7 @@ static void heads_backward(Model *model, int l, int B, int T) {
     if (d->norm_count)
         rmsnorm_backward(activation(g->dcombined, NULL), p->dsubln, g->dnormed, a->combined.data, p->subln, a->rstd_sub,
                          N * d->norm_count, d->norm_width, false);
-    // combined = signal heads - s(lambda) * noise heads, of attention(q, k, v)
+    // combined = signal heads - s(lambda) * noise heads; heads = attention(q, k, v)
     combined_backward(model, l, B, T);
     lambda_backward(model, l, N);
     // the layers of YOCO's upper half read the same keys and values
@@ -324,7 +324,7 @@ static void heads_backward(Model *model, int l, int B, int T) {
         accumulate(g->dkv_sum, g->dkv.data, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
 }
 
-// kv = rope(kv(rmsnorm(x))): from the gradient of YOCO's keys and values, the sum over the upper half, adds to acts.dx.
+// kv = rope(kv(rmsnorm(x))); dkv is the gradient of kv, summed over the upper half of the layers. Adds to acts.dx.
 static void yoco_backward(Model *model, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.cross_dims;
@@ -342,8 +342,8 @@ static void yoco_backward(Model *model, int B, int T) {
                      true);
 }
 
-// --recompute: computes the activations that were not kept again, by the operations of the forward, with equal bits.
-// Those of the last block are still in memory.
+// --recompute: recomputes the activations that were not kept. The operations of the forward give the same bits. The
+// activations of the last block are still in memory.
 static void block_recompute(Model *model, int l, int B, int T) {
     const LayerTensors *p = &model->layers[l];
     const LayerActivations *a = &model->acts.layers[l];
@@ -360,8 +360,8 @@ static void block_recompute(Model *model, int l, int B, int T) {
     mlp_recompute(a->norm2, p->mlp, N);
 }
 
-// On entry acts.dx is the gradient of x_out, on return that of x. The residual stream passes it on unchanged; the norms
-// add to it.
+// On entry acts.dx is the gradient of x_out, on return the gradient of x. The residual stream passes it on unchanged;
+// the norms add to it.
 static void block_backward(Model *model, int l, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -370,7 +370,7 @@ static void block_backward(Model *model, int l, int B, int T) {
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
     bool add = grads_add(&model->state);
-    // columns that pad the fused rows of this half of YOCO held gradients of the other half
+    // YOCO: the padding columns of this half's fused rows still hold gradients of the other half
     if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
         buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
@@ -395,7 +395,7 @@ static void model_gather_stats(Model *model, int l, int B, int T) {
     model->stats_seconds += now_seconds() - start;
 }
 
-// Requires model_forward and model_classify with dloss != 0 on the same rows. Writes the gradients, or adds to them.
+// Writes the gradients, or adds to them. Requires model_forward and model_classify with dloss != 0 on the same rows.
 static void model_backward(Model *model, int B, int T) {
     ModelState *s = &model->state;
     Activations *a = &model->acts;
@@ -413,14 +413,14 @@ static void model_backward(Model *model, int B, int T) {
         layer_done(s, l, -1);
         grads_close(s, l);
     }
-    // embedded = embedding(inputs); a tied head has added to the gradient before
+    // embedded = embedding(inputs); a tied LM head has already added to the gradient
     if (!model->plan.config.tied) grads_open(s, -1);
     embedding_backward(grad(s, T_EMBED, 0), a->dx, a->inputs, N, C);
     grads_close(s, -1);
 }
 
-// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention
-// does not look; or NULL. Positions count from the start of the sequence: rotary scores depend on distances only.
+// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, or NULL; attention does
+// not read earlier keys. Positions count from the start of the sequence: rotary scores depend on distances only.
 static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
@@ -431,7 +431,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     attention_documents(model->acts.documents, model->acts.starts, starts, N, model->plan.T);
 }
 
-// One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
+// Runs one micro-step of an update over total_rows rows: adds its part of the gradient of the mean loss of all rows.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                              double total_rows) {
     ModelState *s = &model->state;
@@ -440,7 +440,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_forward(model, B, T, NULL, NULL);
     router_count(&model->router, model->mlps, B * T, total_rows, s->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
-    if (model->plan.config.tied) grads_open(s, -1); // the head's gradient is the embedding's
+    if (model->plan.config.tied) grads_open(s, -1); // a tied head adds to the gradient of the embedding
     grads_open(s, model->plan.config.L);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
@@ -449,10 +449,10 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
 // ---------------------------------------------------------------------------------------------------
 // Update
 
-// The factor that scales gradients down to the norm `clip`; 0: no limit.
+// The factor that scales gradients down to the norm `clip`; a clip of 0 is no limit.
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
 
-// The step of Muon on the matrices of layer l, whose directions are known.
+// Applies Muon's step to the matrices of layer l, for which muon_direction has been called.
 static void model_update_matrices(Model *model, const Options *o, double lr, int l) {
     ModelState *s = &model->state;
     layer_orthogonalize(s, l, o->beta2);
@@ -466,8 +466,8 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
     }
 }
 
-// One step of the optimizer on the summed gradients, whose norm is finite. update: counts from 1, for the bias
-// correction of AdamW.
+// One optimizer step on the summed gradients, whose norm must be finite. update: the number of this update, from 1, for
+// the bias correction of AdamW.
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
     ModelState *s = &model->state;
@@ -491,7 +491,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
-#ifndef RECORDED_OPS // predict_diffv2.c includes what is above
+#ifndef RECORDED_OPS // predict_diffv2.c includes only the part above
 #include "llmc/base/random.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/options/environment.h"
@@ -552,18 +552,18 @@ typedef struct {
     Mode mode;
     TrainerState state;
     Model model;
-    Model sampling_model; // the same parameters with memory for generation; only with --sample-every
+    Model sampling_model; // shares the parameters and has memory for generation; only with --sample-every
     Inputs data;
-    Log log; // rank 0 with --out; else closed
+    Log log; // open on rank 0 with --out
     Checkpointer checkpointer;
-    double start_loss;              // as of divergence_start
-    int stop;                       // the signal that one of the ranks got, as of the last agreement; 0: none
+    double start_loss;              // set by divergence_start
+    int stop;                       // the signal that a rank had received at the last agreement; 0: none
     StopAgreement agreement;        // during the measurement
     double *agreed;                 // [ranks + 1][step_exchange_count]
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
-    LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
-    double *update_squares;         // [groups], of the last update that was measured
+    LayerStats *stats;              // [L]: statistics of the last micro-step of a step that logs them; or NULL
+    double *update_squares;         // [groups]: sums of squares of the last update that was measured
     AppliedChanges changes;         // --change
     Peak peak;
 } Run;
@@ -571,7 +571,7 @@ typedef struct {
 static const ModelPlan *run_sampling_plan(const Run *run) {
     return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and prints
+static bool is_rank0(void) { return comm_rank() == 0; } // rank 0 writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 // Step 1 shows the statistics of the initial weights.
@@ -582,7 +582,7 @@ static bool stats_due(const Options *o, int64_t step) {
 // ---------------------------------------------------------------------------------------------------
 // A training step
 
-// What all ranks must know of a step.
+// Exchanges the results of a step that all ranks must know.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
     watch_phase(PHASE_GRADIENTS);
@@ -601,7 +601,7 @@ static void run_agree(Run *run, StepResult *r) {
     r->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
-// Measures an update that is logged or has a largest norm (--change). Returns the factor of its rate.
+// Measures an update that is logged or whose norm is limited (--change). Returns the factor of its learning rate.
 static double run_measure_update(Run *run, StepResult *r) {
     const Options *o = &run->options;
     TrainerState *s = &run->state;
@@ -618,8 +618,8 @@ static double run_measure_update(Run *run, StepResult *r) {
     return r->update_scale;
 }
 
-// One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped. If a rank cannot read
-// a batch (any_unread), its gradients are of no use and there is no step: the state stays that of the step before.
+// One step computes the gradients of micro_steps micro-batches and applies the update, unless the update is skipped. If
+// a rank cannot read a batch (any_unread), the gradients are discarded and the state does not change.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
@@ -661,7 +661,7 @@ static StepResult run_step(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // The training loop
 
-// The records and lines of a step. seconds_left: of the run.
+// Writes the records and prints the lines of a step. seconds_left: estimated time until the run ends.
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     const ModelPlan *plan = &run->model.plan;
     const TrainerState *s = &run->state;
@@ -671,7 +671,7 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_changes(&run->log, s->step, &run->changes, &run->data.train);
 }
 
-// --stats-every: of the last micro-batch of the step and of its gradients, and of the update, if there was one.
+// --stats-every: logs statistics of the step's last micro-batch, of the gradients, and of the update, if there was one.
 static void run_log_stats(Run *run, const StepResult *r) {
     for (int l = 0; l < run->model.plan.config.L; l++)
         log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l),
@@ -685,7 +685,7 @@ static EvaluationModel run_measured_model(Run *run) {
     return m;
 }
 
-// The validation loss, and the multiple-choice tasks.
+// Measures and logs the validation loss and the multiple-choice tasks.
 static void run_log_validation(Run *run) {
     if (run->data.val.shard_count) {
         EvaluationModel m = run_measured_model(run);
@@ -734,7 +734,7 @@ static bool validation_due(const Options *o, int64_t step) {
 }
 static bool sample_due(const Options *o, int64_t step) { return step > 0 && every(step, o->sample_every); }
 
-// What is measured after a step, and before the first one. A signal abandons it: a resume makes it.
+// Validates and samples, if due, before the first step and after each step. After a signal, a resume repeats it.
 static void run_measure(Run *run) {
     TrainerState *s = &run->state;
     s->measurement_due = false;
@@ -750,16 +750,16 @@ static void run_measure(Run *run) {
     run->stop = (int)own[0], s->measurement_due = own[1] != 0;
 }
 
-// Whether this start makes a measurement that was abandoned.
+// Whether this start repeats a measurement that a signal aborted.
 static bool run_measures_again(const Run *run) {
     const Options *o = &run->options;
     int64_t step = run->state.step;
     return run->state.measurement_due && (validation_due(o, step) || sample_due(o, step));
 }
 
-// Whether a signal asks the run to stop. Called once per step: the checkpoint, the end of the loop and the exit status
-// follow from one answer, and a signal that arrives a moment later counts for the next step. With several ranks all
-// stop at the same step, the one in which they have agreed on it.
+// Whether a signal asks the run to stop. Called once per step, so that the checkpoint, the end of the loop and the exit
+// status follow from one answer; a signal that arrives later counts for the next step. Several ranks stop at the same
+// step, in which they agree on it.
 static bool run_stop(Run *run) {
     if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
@@ -768,7 +768,7 @@ static bool run_stop(Run *run) {
     return run->stop != 0;
 }
 
-// A run that ends before its last step. Returns the exit status.
+// Reports a run that ends before its last step. Returns the exit status.
 static int run_stopped(Run *run) {
     const Options *o = &run->options;
     const char *why = run->stop ? strsignal(run->stop) : "--stop-after";
@@ -789,17 +789,17 @@ static void run_train_begin(Run *run) {
     divergence_start(&run->start_loss, &run->state);
 }
 
-// Steps until the last one, --stop-after or a signal. Returns the exit status.
+// Trains until the last step, --stop-after or a signal. Returns the exit status.
 static int run_train(Run *run) {
     const Options *o = &run->options;
     const TrainerState *s = &run->state;
     Checkpointer *c = &run->checkpointer;
     int V = run->model.plan.config.V;
-    double busy = 0; // seconds in steps; validation and samples come on top and are few
+    double busy = 0; // seconds in steps, without validation and samples, which are few
     int64_t done = 0;
     run_train_begin(run);
     bool stop = run->stop || s->step >= options_last_step(o);
-    if (stop && !run->stop) checkpointer_save(c, false); // of the last step, with its measurements
+    if (stop && !run->stop) checkpointer_save(c, false); // saves the last step with its measurements
     while (!stop) {
         StepResult r = run_step(run);
         if (run->data.train.any_unread) end_unread(c, &run->data.train, &run->changes);
@@ -828,7 +828,7 @@ static int run_train(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // Opening and closing a run
 
-// The plans of the model and of the one for samples; nothing is allocated.
+// Plans the model and the model for samples; allocates nothing.
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
     int B = (int)o->batch_size;
@@ -845,7 +845,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
     warn_of_attention();
 }
 
-// What follows from the options: the batch, and the weights of losses.
+// Sets the batch and the weights of the losses from the options.
 static void run_set_batch(Run *run) {
     const Options *o = &run->options;
     RouterLosses *router = &run->model.router;
@@ -866,7 +866,7 @@ static void run_alloc(Run *run) {
     const ModelPlan *plan = &model->plan;
     int ranks = comm_ranks();
     comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level,
-               plan->sharding.ranks); // first: its test takes memory for a while
+               plan->sharding.ranks); // before the model: its test needs memory temporarily
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
@@ -877,7 +877,7 @@ static void run_alloc(Run *run) {
     run_set_batch(run);
 }
 
-// The initial weights, or those of a checkpoint, and where the run continues.
+// Initializes the weights, or loads them from a checkpoint, and sets where the run continues.
 static void run_load(Run *run, const Resume *resume) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
@@ -900,7 +900,7 @@ static void run_load(Run *run, const Resume *resume) {
     run_data_resume(&data->train, data->fingerprint, s, resume->state, resume->saved, resume->path, o);
 }
 
-// Opens what the mode reads and allocates what it computes with: everything before the first step.
+// Opens the data of the mode, allocates memory and loads the weights: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
     const char *loaded = resume_weights(resume, o);
@@ -929,7 +929,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 }
 
 static void run_close(Run *run) {
-    comm_barrier(); // parameters of the last update may still be on their way
+    comm_barrier(); // parameters of the last update may still be in transfer
     background_close();
     log_close(&run->log);
     inputs_close(&run->data);
@@ -950,20 +950,20 @@ static void run_close(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // --minutes: a trial before the first step
 
-// Updates until rank 0 has measured enough. Nothing is logged or saved.
+// Runs updates until rank 0 has measured enough. Logs and saves nothing.
 static void run_trial_updates(Run *run, Trial *trial) {
     dataloader_start(&run->data.train, 0);
     for (double ends[2] = {0, 0}; ends[0] == 0;) {
         StepResult r = run_step(run);
         if (run->data.train.unread) dataloader_fail(&run->data.train, "; restore the shard");
-        if (run->data.train.any_unread) comm_barrier(); // ends when that rank ends
+        if (run->data.train.any_unread) comm_barrier(); // ends when the failed rank ends
         ends[0] = is_rank0() && trial_add(trial, r.seconds);
         stop_agree_largest(run->agreed, ends);
     }
     dataloader_stop(&run->data.train);
 }
 
-// Everything that updates have changed is as before the first one.
+// Restores everything that the updates of the trial have changed.
 static void run_begin_again(Run *run, const Resume *resume) {
     ModelState *s = &run->model.state;
     params_await(s);
@@ -973,7 +973,7 @@ static void run_begin_again(Run *run, const Resume *resume) {
     run_load(run, resume);
 }
 
-// Sets --steps. The run is then that of these --steps, bit for bit.
+// Sets --steps. The run then equals a run with this --steps, bit for bit.
 static void run_choose_steps(Run *run, const Resume *resume) {
     const ModelPlan *plan = &run->model.plan;
     Options *o = &run->options;
@@ -1005,7 +1005,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
 // ---------------------------------------------------------------------------------------------------
 // Modes and main
 
-// Windows of the open data that the run has read and will read.
+// The number of windows of the open data that the run has read and will read.
 static double run_windows(const Run *run) {
     double tokens = (double)(run->options.steps - run->state.step) * (double)run->options.total_batch;
     return (double)run->state.next_window + tokens / (double)run->options.model.T;
@@ -1029,8 +1029,8 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     }
     double windows = run_windows(run);
     changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->state.next_window);
-    stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
-    if (o->out && is_rank0()) {                                        // the last that may refuse to start
+    stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // several ranks: run_stop prints the notice
+    if (o->out && is_rank0()) {                                        // the last check that can refuse to start
         RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
         start_open_log(&run->log, o, resume, step, run_measures_again(run), description);
@@ -1081,7 +1081,7 @@ static void mode_evaluate(Run *run) {
     evaluate(&e);
 }
 
-// Does what the options ask for. Returns the exit status.
+// Runs the mode. Returns the exit status.
 static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     switch (run->mode) {
     case MODE_TRAIN: return mode_train(run, resume, argc, argv);
@@ -1099,7 +1099,7 @@ int main(int argc, char **argv) {
     static Run run; // too large for the stack
     options_read(&run.options, argc, argv);
     if (options_answer(&run.options, launch_rank() == 0)) return end_of_output(EXIT_DONE);
-    environment_reexecute(argv); // once, with the variables that libraries read before main
+    environment_reexecute(argv); // once, to set variables that libraries read before main
     environment_refuse();
     stop_signals_block();
     Resume resume;

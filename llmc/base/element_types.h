@@ -7,7 +7,7 @@ element_types.h: the types of a tensor's elements.
 
   on CPUs     all three are `float`, or `double` with -DREAL=double
   CUDA        PRECISION_BF16: floatX is bf16, the others fp32. PRECISION_FP32: all fp32, for tight comparison with CPUs
-  predictions those of the bf16 program, which no operation reads (RECORDED_OPS)
+  predictions the types of the bf16 program; no operation reads the elements (RECORDED_OPS)
 */
 #ifndef LLMC_ELEMENT_TYPES_H
 #define LLMC_ELEMENT_TYPES_H

@@ -6,7 +6,7 @@ checkpoint.h: checkpoints of a run, written atomically and verified before they 
                                                                    one; -1 if there are no checkpoints
   int64_t checkpoint_find_before(run_dir, step, path_out)          the newest valid one before `step`; -1: none
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
-  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names and shapes must be those of buffers->tensors
+  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names and shapes must equal buffers->tensors
   void    checkpoint_create_directory(run_dir)                     checkpoints/, at each start
   void    checkpoint_clean(run_dir)                                removes the files of interrupted saves
   void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` complete

@@ -94,7 +94,7 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
     return n;
 }
 
-// Whether a part is that of second moments of a matrix of Muon: one for each row, or none at all.
+// Whether a part has the second moments of a Muon matrix: one number per row, or none.
 static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->second && t->muon; }
 static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
     return !checkpoint_has_rows(p, t) || t->rows > 0;
@@ -112,7 +112,7 @@ static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, c
     return true;
 }
 
-// [*count], for each tensor those of its parts; free()
+// Returns [*count]: the specs of the parts of each tensor; free()
 static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
                                                DType dtype, int *count) {
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count * part_count, sizeof(SafeTensorSpec));

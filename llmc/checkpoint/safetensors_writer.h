@@ -9,8 +9,8 @@ safetensors_writer.h: writing of tensors to a file in the format of safetensors.
   void safetensors_close_writer(w)                                            the same if others write the rest
 
 The header depends only on the list of tensors. Its length is a multiple of 8, so that the data are aligned. Parts of a
-file may be written in any order, those of safetensors_begin, which may be a device or a pipe, in order. Failures, such
-as a full disk, exit with the path and the system's error message.
+file may be written in any order. A file of safetensors_begin, which may be a device or a pipe, is written in order.
+Failures, such as a full disk, exit with the path and the system's error message.
 */
 #pragma once
 #include "safetensors.h"

@@ -19,7 +19,7 @@ comm.h: communication between the ranks of a run.
     comm_barrier()
 
   Operation memory. All ranks start the same operations in the same order; they run asynchronously, in that order. Here
-  `ranks` are those of a group, and `rank` is the place in it.
+  `ranks` is the size of a group, and `rank` is the place in it.
     ticket = comm_reduce_scatter(bucket, piece, out, add, whole)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
                                             piece `rank` of their buckets, in fp32; out may be that piece. whole: then

@@ -86,7 +86,7 @@ static inline bool launch_uses_slurm(void) {
     return launch_in_slurm_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
 }
 
-// The directory in which rank 0 makes that of the states. What does not exist is removed at the end if it is empty.
+// Makes the parent of the directory of states on rank 0. A parent that did not exist is removed at the end, if empty.
 static inline void launch_make_parent(const char *parent) {
     watch.made_parent = !directory_exists(parent);
     if (watch.made_parent) directory_create(parent);

@@ -39,9 +39,9 @@ static struct {
     grad_t *received;           // [piece]: --zero 2 and 3
     size_t received_bytes;
     size_t own_bytes;            // device memory that NCCL uses
-    bool measured;               // own_bytes is that of all connections
+    bool measured;               // own_bytes includes all connections
     bool inside, stop;           // the main thread is in an NCCL call; the thread must end
-    uint64_t calls, calls_count; // of the main thread, and those that the thread has seen
+    uint64_t calls, calls_count; // calls of the main thread, and the number that the thread has seen
     pthread_t thread;
 } nccl;
 

@@ -3,8 +3,8 @@
 watchdog.h: detection of ranks that have ended or hang, so that no rank waits for ever.
 
 Collectives (comm.h) do not notice a peer that was killed, stopped or blocks in I/O: they wait. The ranks of a start
-share a directory (comm_launch.h) of mode 0700, in which each keeps a file with its state. Ranks have no connections to
-each other besides those of MPI or NCCL.
+share a directory (comm_launch.h) of mode 0700, in which each keeps a file with its state. MPI and NCCL make the only
+connections between ranks.
 
   void watch_begin(rank, start_limit, problem)
                                             before the ranks are connected: ends the program with the line `problem`

@@ -2,8 +2,8 @@
 attention_cudnn.cpp: scaled dot-product attention by cuDNN's graph interface, through its C++ frontend (headers only).
 A description becomes a graph of one node, and the graph a plan, once per shape; running a plan is one call.
 
-  shapes    those of attention_cudnn.h, passed to cuDNN as (B, heads, T, width) with strides: nothing is copied or
-  padded
+  shapes    see attention_cudnn.h; they are passed to cuDNN as (B, heads, T, width) with strides: nothing is copied or
+            padded
   numerics  bf16 products, fp32 sums and softmax. P and dS are rounded to bf16 before they are multiplied; with grouped
             heads each query head's part of dK and dV is also rounded before the parts are added.
   stats     cuDNN's "stats" are our lse: (B, NQ, T, 1) fp32, natural logarithm, after the scale

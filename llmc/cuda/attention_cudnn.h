@@ -10,8 +10,7 @@ dev/emulator/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by th
   documents  the B sequences have lengths from 0 to T and begin at any element of each tensor. Those of length 0 are
              the last ones. The tensors have the strides of rows and heads; the heads of lse are T elements apart.
   outputs    are overwritten
-  backward   out and lse are those of the forward, or others that belong to the same probabilities exp(scale q.k - lse)
-             (sinks)
+  backward   out and lse come from the forward, or (sinks) belong to other probabilities exp(scale q.k - lse)
   errors     A function that can fail writes the reason to `why`, in one line, and changes nothing.
 */
 #pragma once
@@ -35,7 +34,7 @@ typedef struct { // only ints and a float: without padding, so that bytes can be
     CudnnStrides dq, dk, dv;   // for the backward
 } CudnnAttention;
 
-// Tables of offsets for documents, in elements: B + 1 of int64 each. out is also that of dout.
+// Tables of offsets for documents, in elements: B + 1 of int64 each. dout uses the table of out.
 typedef enum {
     CUDNN_Q,
     CUDNN_K,

@@ -55,8 +55,8 @@ typedef struct {
 typedef struct {
     size_t tokens; // the first word in ChoiceTask.words
     int length, example;
-    int equal;                  // the first row of the example with the same tokens: its score is that of this row, too
-    uint32_t characters, bytes; // of the text (evaluation_choices.h); 0: not known
+    int equal;                  // the first row of the example with the same tokens: both rows have one score
+    uint32_t characters, bytes; // size of the text (evaluation_choices.h); 0: not known
 } ChoiceRow;
 
 typedef struct {

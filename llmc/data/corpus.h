@@ -226,7 +226,7 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
     cJSON_Delete(json);
 }
 
-// The vocabulary size that the corpora of `text` require; `fallback` is that of a corpus that does not state it.
+// The vocabulary size that the corpora of `text` require; a corpus that does not state its size counts as `fallback`.
 static inline int corpus_vocabulary(const char *text, int fallback) {
     CorpusSpecs list = corpus_parse(text);
     int vocabulary = 0;

@@ -76,9 +76,9 @@ static inline uint64_t corpus_files(const DataLoader *l, const Corpus *corpus) {
     return hash;
 }
 
-// The fingerprint of all data: that of a single corpus, or a hash of the fingerprints, names and weights of several.
-// Validation data of several have another one than training data, because earlier programs, for which both were the
-// same, validated on other windows. Stores the fingerprint of each corpus.
+// The fingerprint of all data: a single corpus's fingerprint, or a hash of the fingerprints, names and weights of
+// several corpora. Validation data of several corpora have another fingerprint than the same training data, because
+// earlier programs, which did not distinguish them, validated on other windows. Stores the fingerprint of each corpus.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
     uint64_t hash = l->shuffle ? 0 : 1;
     for (int i = 0; i < l->corpus_count; i++) {
@@ -127,8 +127,8 @@ static inline void corpus_describe_difference(const DataLoader *l, const Corpus 
     }
 }
 
-// Writes the first difference between the data and those of a checkpoint with the same names and weights to `text`, as
-// the end of a sentence. `text` is empty if the checkpoint has only a fingerprint.
+// Writes to `text`, as the end of a sentence, the first difference between the data and a checkpoint's data with the
+// same names and weights. `text` is empty if the checkpoint has only a fingerprint.
 static inline void dataloader_describe_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
     text[0] = 0;
     for (int i = 0; !text[0] && i < l->corpus_count && i < cJSON_GetArraySize(identity); i++)

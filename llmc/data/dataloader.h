@@ -24,7 +24,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
                 in order (validation):     A corpus whose windows are all read gives no more: its places are left out.
                                            The first W indices have each of the W windows of all corpora once, and
                                            index g the window of g % W.
-            A loader keeps the places of one block for the thread, and those of one for its caller.
+            A loader keeps the places of one block for the thread, and of another block for its caller.
   reading   One thread fills DATALOADER_SLOTS batches ahead. The number of open files is bounded. An error in the thread
             is reported by the call that would have returned the batch, in the caller's thread.
   traffic   2 or 4 (T+1) bytes of file per window, 8T bytes copied to the caller

@@ -22,12 +22,12 @@ typedef struct {
     int count;
     struct {
         uint64_t fingerprint, tokens;
-        uint64_t seed; // of its order
+        uint64_t seed; // seed of its order
         bool ordered;  // the seed is known: earlier programs did not store it
     } items[POSITION_LIMIT];
 } DataPositions;
 
-// The place of a corpus in the list, which is its end for a new one. any: of any order, but not one that is taken.
+// The place of a corpus in the list; the end for a new corpus. any: a place of any order that is not yet taken.
 static inline int positions_find(const DataPositions *p, const Corpus *c, const bool *taken, bool any) {
     int i = 0;
     while (i < p->count && (p->items[i].fingerprint != c->fingerprint || (any && taken[i]) ||
@@ -78,7 +78,7 @@ static inline void positions_leave(DataPositions *p, const DataLoader *l, uint64
 static inline void positions_enter(const DataPositions *p, DataLoader *l) {
     bool taken[POSITION_LIMIT] = {false};
     int places[CORPUS_LIMIT];
-    for (int k = 0; k < 2 * l->corpus_count; k++) { // all in their own order before those of other names
+    for (int k = 0; k < 2 * l->corpus_count; k++) { // first places with the same order, then places of other names
         int c = k % l->corpus_count;
         if (k == c || places[c] == p->count) places[c] = positions_find(p, &l->corpora[c], taken, k != c);
         if (places[c] < p->count) taken[places[c]] = true;

@@ -1,9 +1,9 @@
 /*
 evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), scored by the model.
 
-  score      of a completion: the sum of log p of its tokens, given the context and its earlier tokens
-  accuracy   the largest score is that of the label; of equal scores the first counts
-  accuracy_norm     the same with score / characters of the text of its tokens without one leading space; without such a
+  score      the sum of log p of a completion's tokens, given the context and its earlier tokens
+  accuracy   the share of examples whose label has the largest score; among equal scores the first counts
+  accuracy_norm     accuracy by score / characters of the text of its tokens without one leading space; without such a
              text, score / tokens
   bits_per_byte     -sum of scores / ln 2 / bytes of the text of the correct completions
   chance     mean of 1 / completions
@@ -103,7 +103,7 @@ static inline double choices_windows(const ChoiceTasks *all, int T) {
     return tokens / T;
 }
 
-// Rows of T positions that fit into the memory of the plan: those of its batch or, of shorter rows, more.
+// The number of rows of T positions that fit into the memory of the plan; shorter rows than the plan's: more rows.
 static inline int choices_batch(const ModelPlan *p, int T) {
     int rows = p->rows / T;
     for (int l = 0; l < p->config.L; l++)

@@ -1,8 +1,8 @@
 /*
 expert_gemm.cuh: the products of all experts in one launch. The rows of each expert are known to the device alone.
 
-  by rows     C = A op(B_e): rows starts[e] .. starts[e+1]-1 of A and C are those of expert e. The grid has as many
-              pieces as there may be; those beyond the last one end at once
+  by rows     C = A op(B_e): rows starts[e] .. starts[e+1]-1 of A and C belong to expert e. The grid has as many
+              pieces as there may be; pieces beyond the last one end at once
   by weights  C_e = A^T B, or +=: sums over the rows of expert e; zeros for an expert without rows
   kernels     FP8, and bf16 rows that can be read in packs: tensor cores, pieces of 128 x 128, 32 numbers of bf16 or 64
               of FP8 deep, three of them in shared memory (48 KiB, two blocks per multiprocessor): two are copied while
@@ -10,7 +10,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   limits      cycles of a piece: shared memory 384 (the warps read 32 KiB, 16 KiB are copied, 128 bytes a cycle); tensor
               cores 512 on sm_80, 256 on sm_90, 2048 on cards: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
               read 48 KiB: 512 cycles. Larger warp tiles do not fit: 64 x 64 sums take 128 registers of a thread
-  FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights those of the transposes, whose
+  FP8 all codes are contiguous along the sum, as mma.cuh requires: by weights the codes of the transposes, whose
               columns begin at a multiple of 16 for each expert (operations.h). A fragment of 4 codes of FP8 has the
               place of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
   rejected    cublasGemmGroupedBatchedEx (cuBLAS 13.1) takes the rows of each expert from the host: a copy and a
@@ -19,7 +19,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
               must know the rows, or each launch have the blocks of all R rows, E times as many.
               Groups padded to tiles in memory: the tiles waste the same FLOPs as here, 64 rows per expert on average
               (E/2 * 128 / R = 12.5% at 8,192 tokens, R = 65,536), but up to 127 E = 16,256 rows (25%) more of all
-              activations are kept. Groups padded to the largest: the waste is that of the load, 100% if one expert has
+              activations are kept. Groups padded to the largest: the waste follows the load, 100% if one expert has
               twice the mean.
   open        cuDNN's MOE_GROUPED_MATMUL takes our `starts` on the device. 9.19 plans the forward for all devices, but
               not dx, whose weight is not contiguous along the sum, and has no dw, which requires 9.22 (dev/BENCH.md).
@@ -246,7 +246,7 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2) expert_gemm_mma_kern
     for (int i = 0; i < EXPERT_STAGES - 1; i++) fetch(i);
     for (int k = 0; k < s.K; k += EXPERT_DEPTH) {
         copy_wait<EXPERT_STAGES - 2>(); // the copies of this stage are complete
-        __syncthreads();                // those of all threads; and earlier reads of the stage that is fetched next
+        __syncthreads();                // waits for all threads' copies and for reads of the stage that is fetched next
         fetch(stage ? stage - 1 : EXPERT_STAGES - 1);
         const uint4 *a = shared + 2 * stage * EXPERT_PACKS;
         expert_multiply<A_BY_COLUMNS, B_BY_COLUMNS, TYPE>(acc, a, a + EXPERT_PACKS, a_lane, b_lane);

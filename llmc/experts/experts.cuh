@@ -22,7 +22,7 @@ static __global__ void expert_group_kernel(int *counts, int *starts, int *entrie
     SHARED(int, at, MAX_EXPERTS);
     int lane = (int)threadIdx.x, warp = (int)blockIdx.x, warps = (int)gridDim.x;
     for (int e = lane; e < E; e += WARP) at[e] = place ? counts[e * warps + warp] : 0;
-    if (place && warp == 0) { // the places of its first rows are those of all
+    if (place && warp == 0) { // the first warp's first places are the starts of all experts
         for (int e = lane; e < E; e += WARP) starts[e] = at[e];
         if (lane == 0) starts[E] = R;
     }

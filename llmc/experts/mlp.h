@@ -2,7 +2,7 @@
 mlp.h: the MLP of a layer of any kind (mlp_kinds.h): of every token, of experts, or both.
 
   every token  branch[n] = down(swiglu(gate_up(x[n])))
-  experts      branch[n] = sum over the K experts of token n, of down(w swiglu(gate_up(x[n]))), added to that of every
+  experts      branch[n] = sum over the K experts of token n of down(w swiglu(gate_up(x[n]))), added to the MLP of every
                token, if there is one; w is the weight that the router gives the expert (router.h, experts.h)
   recompute    mlp_recompute has the bits of the forward. It computes neither the routing, which is kept, nor the
                products whose output no backward reads

@@ -12,7 +12,7 @@ router.h: the router of a mixture of experts.
   ties      the expert with the smaller number
   numerics  logits, softmax and gradients of logits in `real`
   source    Fedus, Zoph, Shazeer 2021 (arXiv 2101.03961), equation 4; Zoph et al. 2022, "ST-MoE" (arXiv 2202.08906),
-            equation 5; the renormalized weights and their order are those of Mixtral. Bias: Wang et al. 2024,
+            equation 5; the weights are renormalized and ordered as in Mixtral. Bias: Wang et al. 2024,
             "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664), algorithm 1, with its gate replaced by softmax: the
             bias is on the scale of probabilities, where one rate suits tokens of any logit scale
 */

@@ -213,7 +213,7 @@ static inline void log_close(Log *log) {
     log->open = log->lock.held = false;
 }
 
-// The directory is that of the run as long as its run.json is no other file.
+// Restores deleted files of the log. The directory belongs to the run unless another file has the name run.json.
 static inline void log_restore(Log *log) {
     char dir[PATH_SIZE], path[PATH_SIZE], temporary[PATH_SIZE];
     size_t size = 0;

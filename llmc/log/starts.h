@@ -11,15 +11,15 @@ start.
   run          run.json; its other keys describe the first start
   description  the description of this start
   step         the start begins after this step
-  options      the options of the run (options_state_to_json), without those of a single start: --out, --resume, --init,
-               --stop-after and --threads, which the command line of the entry shows; null: no value
-  changed      An option is listed when its value differs from that of the previous start or from that of the
+  options      the options of the run (options_state_to_json), without the options of a single start: --out, --resume,
+               --init, --stop-after and --threads, which the command line of the entry shows; null: no value
+  changed      An option is listed when its value differs from its value in the previous start or in the
                checkpoint. These two differ when the previous start ended without a checkpoint, or when a newer
                checkpoint is broken. The changes, applied in order, give the options of every start to readers of
                run.json, and also to readers of the log, from which a resume removes the records after its checkpoint.
                "old" is the value of the checkpoint or, where that equals the new value, the value of the previous
                start.
-  use          The options at step s are those of the last start in the list with a step below s.
+  use The options at step s are the options of the last start in the list with a step below s.
 */
 #pragma once
 #include "../base/common.h"

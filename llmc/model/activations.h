@@ -71,13 +71,13 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(real, kv_rstd, c->yoco ? N : 0)                                                                             \
     A(floatX, kv, c->yoco ? N * d->kv_ld : 0)                                                                     \
     A(floatX, kv_kept, c->yoco && c->qk_norm && backward ? N * d->NK * d->QD : 0)                                 \
-    /* of the blocks of keys of one layer; generation keeps those of all layers */                                \
+    /* means of the blocks of keys of one layer; generation keeps the means of all layers */                      \
     A(real, block_means, generates || !c->sparse_blocks ? 0 : N / c->sparse_size * d->NK * d->QD)                 \
     /* generation with windows: what a piece of a prompt reads */                                                 \
     A(floatX, staged, ring ? (c->window - 1 + N) * d->kv_rows : 0)                                                \
     /* output of o_proj and of down_proj, before it joins the residual stream */                                  \
     A(floatX, branch, N * C)                                                                                      \
-    /* input of the experts; then their output; both are also those of gradients */                               \
+    /* input of the experts, then their output; the backward uses both for gradients */ \
     A(floatX, expert_rows, R * C)                                                                                 \
     A(floatX, expert_out, R * C)                                                                                  \
     A(floatX, expert_hidden, R * FE)                                                                              \
@@ -288,7 +288,7 @@ typedef struct {
     int sequence; // of a piece: its place in the caches
 } Rows;
 
-// What the attention of one key set of a layer reads and writes. The backward includes that of RoPE.
+// What the attention of one key set of a layer reads and writes. The backward of attention includes rope_backward.
 typedef struct {
     AttentionShape shape;
     floatX *out, *q, *k, *v;
@@ -410,7 +410,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->Vp = (int)round_up((size_t)config->V, 64);
     plan->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
     plan->logit_rows = (int)min_size(plan->rows, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
-    if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
+    if (purpose == FOR_GENERATION) plan->logit_rows = B; // the logits of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
     plan->diff_attention = purpose == FOR_TRAINING && variant_shares_keys(config->attention);
     plan_copies(plan);

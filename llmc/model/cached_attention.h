@@ -1,6 +1,6 @@
 /*
-cached_attention.h: attention of a model for generation. The new keys and values, in the fused rows, join those of the
-cache of their layer; a layer with a window has a ring of the window's positions (cache_capacity).
+cached_attention.h: attention of a model for generation. The new keys and values, in the fused rows, are stored in
+the cache of their layer; a layer with a window has a ring of the window's positions (cache_capacity).
 */
 #pragma once
 #include "key_blocks.h"

@@ -1,7 +1,7 @@
 /*
 config_json.h: the architecture of a model as config.json, in the format of Hugging Face's Transformers.
 
-  void        config_json_write(path, config, dtype)   `dtype` is that of the weights beside it
+  void        config_json_write(path, config, dtype)   `dtype`: type of the weights beside it
   ModelConfig config_json_read(directory)              from DIRECTORY/config.json, complete and checked. Exits with one
                                                        line that names the key and its value
 
@@ -13,7 +13,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
            "intermediate_size" is the width of one; num_dense_layers layers have dense_intermediate_size.
   reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
-           file is rejected. Other keys are ignored. null is the same as a missing key. Defaults are those of Llama
+           file is rejected. Other keys are ignored. null is the same as a missing key. Defaults as in Llama
            configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
            rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
            rope_parameters and rope_scaling must not scale angles. Where the class of model_type has another default,

@@ -28,7 +28,7 @@ typedef struct {
     int sparse_size;     // positions of a block
     bool router_bias;    // routers add a bias per expert to the probabilities that they select by
     int parametrization; // a Parametrization
-    int base_width, base_depth; // C and L that the learning rate was tuned at; 0: those of the model
+    int base_width, base_depth; // C and L that the learning rate was tuned at; 0: the model's C and L
 } ModelConfig;
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.

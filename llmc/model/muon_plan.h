@@ -2,8 +2,8 @@
 muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), and the rank that orthogonalizes each of them.
 
   momentum   of all tensors, where AdamW has its first moments: sharded alike
-  second     moments of AdamW's tensors, without gaps for those of Muon, then for NorMuon one number for each row, on
-             every rank; those of a matrix are valid on its owner
+  second     moments of AdamW's tensors, without gaps for Muon's tensors, then for NorMuon one number for each row, on
+             every rank; the numbers of a matrix are valid on its owner
   owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
 */
 #pragma once
@@ -19,7 +19,7 @@ static inline int compare_muon_work(const void *a, const void *b) {
     return x->tensor - y->tensor;
 }
 
-// Assigns the matrices among tensors[first] .. tensors[end-1], those of a layer.
+// Assigns the matrices among the tensors of a layer, tensors[first] .. tensors[end-1].
 static inline void muon_assign(ModelPlan *plan, int first, int end) {
     const int ranks = plan->sharding.ranks;
     double *load = (double *)checked_calloc(ranks, sizeof(double));

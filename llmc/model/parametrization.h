@@ -3,13 +3,13 @@ parametrization.h: how the initial values and the update of each kind of tensor 
 
   standard    they do not
   completep   muP in width and CompleteP in depth, so that one learning rate suits all shapes with one head width:
-              each factor is width^a depth^b, the ratios of C and L to those of the base shape
+              each factor is width^a depth^b, with width = C / base C and depth = L / base L
 
   rules       matrices of fan-in C: deviation width^-1/2, rate 1/width. Each branch is multiplied by 1/depth, and the
               logits by 1/width
   multipliers are no operations: AdamW on w with the initial values, the rate and 1/epsilon of w times k computes k
-              times what it computes on w. So the last matrix of a branch has that of the branch, and the final norm
-              that of the logits. Exports hold them
+              times what it computes on w. So the last matrix of a branch holds the multiplier of the branch,
+              and the final norm the multiplier of the logits. Exports hold them
   decay       divided by the factor of the rate: a step shrinks all weights by lr * weight_decay
   epsilon     as the gradient: 1/width, in branches 1/(width depth), divided by the multiplier
   sources     Yang et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618; docs/mathematics.md for the rows of

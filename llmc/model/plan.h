@@ -48,10 +48,10 @@ typedef struct {
     Purpose purpose;
     Recompute recompute;
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t second_count;          // elements of the second moments: of all tensors, or from level 1 on of this rank
-    size_t directions_bytes;      // Muon: of a layer
-    size_t copies_bytes;          // rounded copies of weights: those of the layers, then that of the LM head
-    size_t copy_at[LINEAR_COUNT]; // of a layer's copies, in the bytes of a layer; of the LM head's, in copies_bytes
+    size_t second_count;          // elements of the second moments: all tensors, or from level 1 on this rank's
+    size_t directions_bytes;      // Muon: the directions of a layer
+    size_t copies_bytes;          // rounded copies of the weights of the layers, then of the LM head
+    size_t copy_at[LINEAR_COUNT]; // a layer's copies begin here in layer_copies_bytes; the LM head's in copies_bytes
     size_t layer_copies_bytes;
     bool fp8;              // --gemm fp8: the largest magnitudes of operands are kept
     bool diff_attention;   // attention and the subtraction of noise heads are one operation
@@ -87,8 +87,8 @@ static inline size_t param_place(const ModelPlan *plan, const Tensor *t) {
     return params_place(plan, t->layer + 1) + (t->offset - plan->tensors.group_offset[t->layer + 1]);
 }
 
-// Whether the gradients before and after the layers have one place: those of an untied embedding are written when those
-// of the LM head have been reduced.
+// Whether the gradients before and after the layers have one place: the gradient of an untied embedding is written
+// after the gradient of the LM head has been reduced.
 static inline bool grads_ends_share(const ModelPlan *plan) { return grads_two_layers(plan) && !plan->config.tied; }
 
 // The first element of a group in the buffer of gradients that operations write.

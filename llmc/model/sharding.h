@@ -1,8 +1,8 @@
 // clang-format off
 /*
-sharding.h: the distribution of parameters, gradients and optimizer state over ranks (ZeRO). With --zero-group these
-are the ranks of a group, and each group has the whole state, as in HSDP: `ranks` are those of a group below, and `rank`
-is the place in it.
+sharding.h: the distribution of parameters, gradients and optimizer state over ranks (ZeRO). With --zero-group they are
+distributed over the ranks of a group, and each group has the whole state, as in HSDP. Below, `ranks` is the size of a
+group and `rank` the place in it.
 
 Tensors form groups that become ready together: group 0 before the layers, 1 + l for layer l, L + 1 after the layers. A
 group is divided into buckets, and a bucket into `ranks` equal pieces; rank r owns piece r. The tensor list pads groups
@@ -11,9 +11,9 @@ so that they divide evenly.
   level 0   every rank has all gradients and moments; gradients are reduced piece by piece, then gathered
   level 1   each rank has the moments and master weights of its pieces; gradients are reduced to their owner, and
             parameters are gathered
-  level 2   the same, and gradients of complete groups exist only during the backward, two layers at a time
-  level 3   the same, and each rank has the parameters of its pieces. Those of the groups before and after the layers
-            are gathered after an update, those of a layer when it computes, two layers at a time
+  level 2 as level 1, and gradients of complete groups exist only during the backward, two layers at a time
+  level 3   as level 2, and each rank has the parameters of its pieces. The groups before and after the layers are
+            gathered after an update, a layer when it computes, two layers at a time
 
 A buffer of two layers has places for group 0, twice the largest layer, and group L + 1: layer l is in place l % 2. A
 compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
@@ -58,7 +58,7 @@ typedef struct {
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
 
-// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. The optimizer
+// The place of a process in its run: each `group` ranks in a row share their state as --zero `zero` says. The optimizer
 // decides what the state is.
 typedef struct {
     int rank, ranks, group, zero;

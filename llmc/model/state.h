@@ -10,9 +10,9 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
   Forward and backward, where l = -1 is the group before the layers and L the one after them:
     forward_begin(s)        starts to gather the first layers
     layer_params(s, l)      waits for the parameters, then makes the copies of its linear layers if they are not current
-    layer_done(s, l, step)  parameters of layer l are no longer needed; starts to gather those of layer l + 2 step
+    layer_done(s, l, step) parameters of layer l are no longer needed; starts to gather layer l + 2 step
     grads_begin(s, micro, last)   before a micro-step of an update
-    grads_open(s, l)        waits until gradients can be written, and zeroes those that operations add to
+    grads_open(s, l) waits until gradients can be written, and zeroes the ones that operations add to
     grads_close(s, l)       gradients are complete: starts to sum them over the ranks
   Update:
     own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
@@ -188,8 +188,8 @@ static inline void follow_forward(ModelState *s) {
 
 // ---- gradients
 
-// Called before micro-step `micro` of an update. The backward of the last one sums the gradients over the ranks, and
-// from --zero 2 on that of each.
+// Called before micro-step `micro` of an update. The backward of the last micro-step sums the gradients over the ranks;
+// from --zero 2 on, the backward of each micro-step does.
 static inline void grads_begin(ModelState *s, int micro, bool last) {
     s->micro_step = micro;
     s->reduce = comm_ranks() > 1 && (last || s->own_grads);
@@ -272,9 +272,9 @@ static inline double squares_norm(const ModelState *s, int first, int last) {
 // A part of a tensor that this rank updates.
 typedef struct {
     floatX *weights;
-    real *master, *m, *v; // master: NULL where the model has none; v: of AdamW's tensors
-    const grad_t *grads;  // summed over the ranks; after layer_orthogonalize those of Muon's tensors are its step
-    floatX *direction;    // of Muon's tensors
+    real *master, *m, *v; // master: NULL where the model has none; v: only for AdamW's tensors
+    const grad_t *grads;  // summed over the ranks; for Muon's tensors, layer_orthogonalize replaces them by the step
+    floatX *direction;    // only for Muon's tensors
     size_t begin, count;  // elements within the tensor
     double rate;          // factor of the learning rate
     OwnRange range;       // private, as the next

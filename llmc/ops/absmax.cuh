@@ -19,8 +19,9 @@ template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, 
 }
 
 // *max = max(*max, own of all threads), or nothing if max is NULL. All threads of the block call it, whole warps; a
-// thread without elements has own = 0. `own` may be that of fp32 numbers which are then stored: rounding to floatX
-// keeps their order, so the maximum is rounded in place of each. The result does not depend on the order of blocks.
+// thread without elements has own = 0. `own` may be the maximum of fp32 numbers that are stored afterwards: rounding to
+// floatX keeps the order, so the maximum is rounded in place of each. The result does not depend on the order of
+// blocks.
 static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
     SHARED(absmax_t, of_warps, WARP);
     if (max == nullptr) return;
@@ -54,7 +55,7 @@ template <typename Launch> static inline void launch_with_max(absmax_t *max, Lau
     else launch(NoMax());
 }
 
-enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
+enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // threads of a block; rows whose loads are independent
 
 // `count` matrices of one shape: elements from one to the next, and bytes between their maxima, codes and scales. The
 // second dimension of the grid.

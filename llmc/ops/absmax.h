@@ -1,7 +1,7 @@
 /*
 absmax.h: the largest magnitude of a tensor, for its scale in FP8 (fp8.h).
 
-  absmax_t  the bits of a nonnegative fp32 number: their order as integers is that of the numbers, with NaN above
+  absmax_t  the bits of a nonnegative fp32 number: as integers they have the order of the numbers, with NaN above
             infinity, so a maximum does not depend on the order of its arguments
 */
 #pragma once

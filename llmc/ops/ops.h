@@ -13,8 +13,8 @@ have a third definition, which records their cost for predictions (selected by R
   "=" overwrites, "+=" accumulates. Gradients of vectors and of the embedding accumulate; others do if `add` is true.
 
   bytes  that the CUDA operation moves; benchmarks divide them by measured times, predictions by assumed rates. Every
-         tensor is read or written once: a row stays in the cache between two passes over it. Types are those of the
-         program; predictions have those of the bf16 program
+         tensor is read or written once: a row stays in the cache between two passes over it. Types are the program's
+         types; predictions use the types of the bf16 program
 
 Pointers refer to memory of buffer_alloc. Only operations dereference them.
 */
@@ -47,7 +47,7 @@ static inline size_t absmax_bytes(size_t rows, size_t columns) { return rows * c
 typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
 typedef struct {
     const floatX *weight; // (OC,IC)
-    grad_t *dweight;      // likewise; NULL without a backward
+    grad_t *dweight;      // (OC,IC); NULL without a backward
     void *copy;           // linear_copy_bytes, in memory of buffer_alloc; or NULL
     int IC, OC, ld;       // ld: row stride of y
 } Linear;
@@ -81,9 +81,9 @@ typedef struct {
     real scale;
     int window;           // a row attends to the last `window` keys up to its own position; 0: to all of them
     const int *first_key; // (B,T): the first key that a row may attend to, nondecreasing in T; NULL: 0
-    HeadGroups groups;    // of diff_attention; without noise heads: attention
-    // With a table the backward includes rope_backward of this many heads from the first one of q on, with its strides:
-    // those of q, or of q and k.
+    HeadGroups groups;    // for diff_attention; attention has no noise heads
+    // With a table, the backward also applies rope_backward to the gradients of rope_heads heads, from the first head
+    // of q on: the heads of q, or of q and k, if one buffer holds both.
     const real *rope;
     int rope_heads;
     SparseShape sparse;
@@ -103,7 +103,7 @@ SPARSE_INLINE bool sparse_reads(const int *list, SparseShape p, int key) {
 
 // Query heads that are computed together, since their outputs are subtracted.
 static inline int attention_maps(AttentionShape s) { return max_int(1, s.groups.signals + s.groups.noise); }
-// Of attention alone, whose output has every query head.
+// The shape of attention without the subtraction, whose output has every query head.
 static inline AttentionShape attention_of_heads(AttentionShape s) {
     if (s.groups.noise) s.o_head = s.DV, s.ldo = s.NQ * s.DV;
     s.groups.signals = s.groups.noise = 0;

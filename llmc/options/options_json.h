@@ -41,8 +41,8 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
 // Every option (run.json). The caller deletes it.
 static inline cJSON *options_to_json(const Options *o) { return options_json(o, true); }
 
-// The options of the run (trainer_state.json), without those of one start such as --out, --resume and --threads, so
-// that identical runs write identical checkpoints in any directory, resumed or not.
+// The options of the run (trainer_state.json), without options of a single start such as --out, --resume and --threads,
+// so that identical runs write identical checkpoints in any directory, resumed or not.
 static inline cJSON *options_state_to_json(const Options *o) { return options_json(o, false); }
 
 // Reads one saved value. Returns false if its type or value is invalid for the option.
@@ -71,7 +71,7 @@ static inline bool option_refuse_removed(const cJSON *saved, const char *name, c
     bool of_default = row && (row->what == REMOVED_LOCAL || (row->value && text && strcmp(text, row->value) == 0));
     if (strcmp(name, "base-head-dim") == 0 &&
         cJSON_Compare(item, cJSON_GetObjectItemCaseSensitive(saved, "head-dim"), true))
-        of_default = true; // that of the model, as 0
+        of_default = true; // equals the model's head-dim, the meaning of the default 0
     if (!row && text) row = removed_value(name, text);
     if (!row || !text || of_default) return false;
     warn("the options in %s contain --%s %s, which was removed: %s; the last revision that can resume the run is %s",

@@ -192,7 +192,7 @@ static inline int options_requirements(const Options *o) {
     return problems;
 }
 
-// Whether the weights are those of a run or a checkpoint, or are to be, by options with invalid values.
+// Whether the options load the weights of a run or a checkpoint, even if their values are invalid.
 static inline bool options_load(const Options *o) {
     return o->resume || o->init || o->refused[option_row("resume")] || o->refused[option_row("init")];
 }

@@ -26,7 +26,7 @@ enum { OPTION_LIMIT = 128 };
 
 typedef struct {
     ModelConfig model; // first: the offset of a field is the same in both. With --match-params its width is
-                       // that of the baseline, and options_config's that of the model
+                       // the baseline's width; options_config returns the model's
     int preset;        // an index into presets
     bool match_params;
 
@@ -604,7 +604,7 @@ static inline bool option_on(const Options *o, const char *name) {
     }
 }
 
-// Whether the field is one of the model's architecture; and whether its default is that of the preset.
+// Whether the field belongs to the model's architecture, and whether its default comes from the preset.
 static inline bool option_of_model(const OptionRow *row) {
     return row->kind != OPTION_ACTION && row->field < sizeof(ModelConfig);
 }

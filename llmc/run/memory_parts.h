@@ -1,7 +1,7 @@
 /*
 memory_parts.h: the memory of a process, part by part.
 
-On a GPU this is device memory. The parts that the program allocates are exact; those of CUDA and NCCL are estimates.
+On a GPU this is device memory. The parts that the program allocates are exact; CUDA's and NCCL's parts are estimates.
 */
 #pragma once
 #include "../comm/comm.h"

@@ -27,7 +27,7 @@ typedef struct {
     const char *name; // "peak", or "rate" of a measurement, which a step can exceed
 } Peak;
 
-// The manufacturer's, or that of a matrix product measured now.
+// The peak that the manufacturer states, or the measured peak of a matrix product.
 static inline Peak peak_find(void) {
     const DevicePeak *rated = ops_rated();
     if (!rated) return (Peak){matmul_peak_gflops(), "a large matrix product, measured", "rate"};

@@ -1,7 +1,7 @@
 /*
-step_exchange.h: what all ranks must know of a step, from one exchange: all compute the same from the same numbers.
+step_exchange.h: one exchange per step of all that every rank must know: all compute the same from the same numbers.
 
-  step_exchange_count(plan)             numbers of one rank; there is room for those of all ranks and one more
+  step_exchange_count(plan)             numbers of one rank; `gathered` has room for all ranks and one more
   step_exchange(state, own, gathered)   also sets state->squares. Called by all ranks
 */
 #pragma once

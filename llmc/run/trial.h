@@ -78,7 +78,8 @@ static inline double trial_token(const Generator *g) {
     return (now_seconds() - start) / TOKENS;
 }
 
-// M minutes = two validations, a checkpoint, those of --checkpoint-minutes, and N times the share of all others.
+// M minutes = two validations, a checkpoint, the checkpoints of --checkpoint-minutes, and N times the share of all
+// else.
 static inline int64_t trial_steps(const Options *o, const TrialCosts *c) {
     double left = 60 * o->minutes - 2 * c->validation - c->checkpoint, each = c->update;
     if (o->val_every) each += c->validation / (double)o->val_every;

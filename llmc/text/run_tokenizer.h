@@ -1,16 +1,16 @@
 /*
 run_tokenizer.h: the tokenizer of a run, its files, which checkpoints contain, and the tokens of the prompt.
 
-  void run_tokenizer_open(s, from, V)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
-                            corpora of --train-data and --val-data, which must be equal. Where a corpus.json states
-                            that tokens are bytes, it is that of bytes, with or without a table. Tokens of which nothing
-                            is known may be read with any tokenizer
+  void run_tokenizer_open(s, from, V)   finds the tokenizer: --tokenizer; else the tokenizer that the loaded checkpoint
+                            and the corpora of --train-data and --val-data agree on. Where a corpus.json
+                            states that tokens are bytes, it is the byte tokenizer, with or without a table. Tokens
+                            without a description may be read with any tokenizer
   void run_tokenizer_close(s)
 
 Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwise they are printed as numbers.
 
-  separator   the token that separates documents: --separator; else that of the training data's corpus.json (in
-              training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are
+  separator   the token that separates documents: --separator; else the separator in the training data's corpus.json
+              (in training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are
               bytes; else unknown
   prompt      --prompt-tokens are the whole context. A --prompt follows the separator, if it is known, as every document
               in training does. Without a prompt, text starts after the separator or, if it is unknown, after token 0,
@@ -31,12 +31,12 @@ typedef struct {
 
 typedef struct {
     Tokenizer *tokenizer;  // NULL: none
-    char path[PATH_SIZE];  // of the directory or file
-    char other[PATH_SIZE]; // of a corpus with a tokenizer that is not that of bytes, and without a table; or empty
+    char path[PATH_SIZE];  // path of the directory or file
+    char other[PATH_SIZE]; // a corpus with a tokenizer for other tokens than bytes, and without a table; or empty
     char *json;            // tokenizer.json beside it; NULL: none
     size_t json_size;
     int separator; // token that separates documents; -1: unknown
-    int *prompt;   // tokens to continue: the implied one, if any, and those of the prompt
+    int *prompt;   // tokens to continue: the implied one, if any, and the tokens of the prompt
     int prompt_length;
     int implied; // tokens put before the prompt: 0 or 1
 } RunTokenizer;

@@ -67,7 +67,7 @@ static inline void attention_documents(int *list, const int *first_key, const in
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    (void)threads; // of the host
+    (void)threads; // a GPU does not use the host's threads
     const size_t built_in = attention_builtin_workspace_bytes(s);
     size_t bytes = 0;
     bool planned = false;
@@ -108,10 +108,10 @@ static inline void attention_add(floatX *to, const floatX *from, size_t N, int h
 }
 
 // A call: some sequences or documents, and some groups of heads. Offsets of its first elements in q, k, v, the output
-// and lse; `part` selects the columns of v and the output. Offsets of documents are in tables, except those of groups.
+// and lse; `part` selects the columns of v and the output. Documents have tables of offsets; groups do not.
 typedef struct {
     size_t q, k, v, o, lse;
-    int first, row, rows; // the first sequence or document; its rows, of all B*T
+    int first, row, rows; // the first sequence or document; its first row and its number of rows, among all B*T
 } AttentionCall;
 static inline AttentionCall attention_call(const AttentionPlan *p, int call, int part) {
     AttentionShape s = p->shape;

@@ -42,7 +42,7 @@ typedef struct {
     real *k, *v;       // (B, NKV, padded, D | DV)
     real *dk, *dv;     // (B, NQ / maps, padded, D | DV): per query head, or group of heads whose maps are subtracted
     real *blocks;      // (threads, block_count)
-    int maps, signals; // of a group: query heads, and those without the noise head
+    int maps, signals; // query heads of a group; without the noise head
     size_t block_count, total;
 } AttentionWorkspace;
 
@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
     real *q, *acc; // (maps, ROWS, D | D or DV): acc is O, then dQ
     real *dout;    // (signals, ROWS, DV)
-    real *p;       // (signals, ROWS, SCORES_LD): scores, then probabilities, less those of the noise head
+    real *p;       // (signals, ROWS, SCORES_LD): scores, then probabilities, then the difference from the noise head
     real *ds;      // (maps, ROWS, SCORES_LD): dP, then dS
     real *noise;   // (TILE_ROWS, SCORES_LD): probabilities of the noise head
     // numbers of rows, (signals, ROWS): <do, a> of the head's own output, the factor of the noise head, <do, a2>
@@ -135,7 +135,7 @@ static inline void attention_copy_rows(real *to, const floatX *x, size_t count, 
     memset(to + count * width_padded, 0, (padded - count) * width_padded * sizeof(real));
 }
 
-// Panels of x^T: panel p has the rows p*TILE_COLUMNS .. of x as columns.
+// Copies x^T to panels: the columns of panel p are the rows of x from p*TILE_COLUMNS on.
 static inline void attention_copy_panels(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                          size_t width_padded, size_t ld) {
     for (size_t t0 = 0; t0 < padded; t0 += TILE_LANES) {

@@ -17,14 +17,14 @@ typedef struct {
     const real *lse;             // (maps, T)
     const real *k, *kt, *v, *vt; // copies for its KV head
     real *dk, *dv;               // (padded, D | DV)
-    // of a group
+    // only for a group of heads
     const floatX *noise, *l; // the noise head's output, with row stride ldn; lambda of its first signal head
     floatX *dl;
     int ldn, ldl;
     Factor factor;
 } AttentionHead;
 
-// The arrays of the first head. Of a group, noise, l and what belongs to them are set afterwards.
+// The arrays of the first head. For a group the caller then sets noise, l and the fields that belong to them.
 static inline AttentionHead attention_first_head(floatX *dq, const floatX *dout, const floatX *out, const real *lse,
                                                  const floatX *q) {
     AttentionHead first;
@@ -33,7 +33,7 @@ static inline AttentionHead attention_first_head(floatX *dq, const floatX *dout,
     return first;
 }
 
-// The arrays of head or group `unit` of sequence b, from those of the first.
+// The arrays of head or group `unit` of sequence b; h has the arrays of the first one.
 static inline AttentionHead attention_head(AttentionHead h, int b, int unit, AttentionShape s) {
     int maps = attention_maps(s), signals = max_int(1, s.groups.signals);
     size_t row = (size_t)b * s.T, q_at = row * s.ldq + unit * maps * s.q_head;
@@ -53,8 +53,7 @@ static inline void attention_backward_row(real *p, real *ds, real l, real delta,
         ds[j] = p[j] * (ds[j] - delta); // backward of P = softmax(S)
     }
 }
-// Likewise of a row of a signal head, whose P becomes that of the difference, P - s P2. sum becomes, or is added to,
-// s (dP - <do, a2>).
+// Does the same for a row of a signal head; its P becomes the difference P - s P2. sum = s (dP - <do, a2>), or +=.
 static inline void attention_backward_signal(real *p, real *ds, real *sum, const real *noise, real l, real delta,
                                              real factor, real dot, bool add, int from, int to) {
 #pragma omp simd
@@ -116,7 +115,7 @@ static inline void attention_backward_scores(const AttentionBlock *block, const 
     }
 }
 
-// The numbers of the rows from t0 on, and their first keys; of a group, also the gradients of lambda.
+// Computes the numbers of the rows from t0 on, and their first keys; for a group also the gradients of lambda.
 static inline void attention_backward_rows(const AttentionBlock *block, int *low, const AttentionHead *h, int t0,
                                            int rows, const AttentionWorkspace *a, AttentionShape s) {
     for (int i = 0; i < rows; i++) {
@@ -201,7 +200,7 @@ static inline void attention_sum_group(floatX *dst, const real *src, int group, 
     }
 }
 
-// first: the arrays of the first head, from which those of the others follow
+// first: the arrays of the first head; attention_head derives the arrays of the others
 static inline void attention_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k,
                                             const floatX *v, AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);

@@ -23,7 +23,7 @@ typedef struct {
     float *rows, *sums; // (B, NQ/MAPS, tiles, NUMBERS), (B, NQ/MAPS, tiles, ROWS D)
     unsigned *counters; // (B, NQ/MAPS, tiles), and the ticket
     AttentionShape shape;
-    int tiles; // of queries
+    int tiles; // tiles of queries
     bool add_dv;
 } AttentionBackwardMma;
 
@@ -55,7 +55,7 @@ static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, Atte
 // ---------------------------------------------------------------------------------------------------
 // Numbers of rows
 
-// The inputs of the rows' numbers; of pairs also the noise heads' outputs, with strides of rows and of pairs, l and dl.
+// The inputs of the rows' numbers; for pairs also the noise heads' outputs, with strides of rows and pairs, l and dl.
 typedef struct {
     const floatX *dout, *out, *noise, *l;
     floatX *dl;
@@ -98,7 +98,7 @@ static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwa
     float *to = a.rows + tile * (size_t)Rows::NUMBERS, factor = 1;
     if (MAPS > 1 && exists) {
         factor = diff_factor(in.l[n * in.ldl + h], in.factor);
-        round_to(in.dl + n * in.ldl + h, -noise * diff_factor_slope(factor, in.factor)); // of s = factor(l)
+        round_to(in.dl + n * in.ldl + h, -noise * diff_factor_slope(factor, in.factor)); // s = factor(l)
         noise *= factor;
         dot += noise; // <g, a1> = <g, o> + s <g, a2>
     }
@@ -142,12 +142,12 @@ typedef struct {
     int head, tile, slot;
 } BackwardStep;
 
-// The steps of a block: the tiles of queries that attend to its keys, of all query heads of the group
+// The steps of a block: the tiles of queries, for all query heads of the group, that attend to its keys
 template <int KEYS, int MAPS> struct BackwardWalk {
     typedef BackwardRows<MAPS> Rows;
     enum { ROWS = BACKWARD_ROWS, QUERIES = Rows::QUERIES };
     const AttentionBackwardMma &a;
-    int b, kv, key0, end; // end: of the tiles of queries
+    int b, kv, key0, end; // end: last tile of queries + 1
 
     __device__ int first() const { return key0 / QUERIES; }
 
@@ -175,24 +175,24 @@ template <int KEYS, int MAPS> struct BackwardWalk {
         else s.head++, s.tile = first();
         return s;
     }
-    __device__ size_t place(BackwardStep s) const { // of counters, sums and numbers
+    __device__ size_t place(BackwardStep s) const { // place of the step's counters, sums and numbers
         return ((size_t)b * (a.shape.NQ / MAPS) + s.head) * a.tiles + s.tile;
     }
     // Whether the first query, and so maybe others, attend to these keys or earlier ones
     __device__ bool attends(BackwardStep s) const {
         return __float_as_int(a.rows[place(s) * Rows::NUMBERS + Rows::LOW]) < key0 + KEYS;
     }
-    // of dQ: the tiles of keys whose sums come before, whether none does
+    // the number of tiles of keys that add to dQ before this one; whether it is 0
     __device__ unsigned before(BackwardStep s) const { return (unsigned)(s.tile * QUERIES / KEYS - key0 / KEYS); }
     __device__ bool is_first(BackwardStep s) const { return s.tile * QUERIES / KEYS == key0 / KEYS; }
-    // whether no earlier tile of keys adds to dQ; numbers: of the step
+    // whether no earlier tile of keys adds to dQ; numbers: the numbers of the step
     __device__ bool is_last(const float *numbers) const { return __float_as_int(numbers[Rows::LOW]) >= key0; }
     __device__ floatX *query_gradient(BackwardStep s, int t, int map) const { // row of dQ
         return a.dq + ((size_t)b * a.shape.T + t) * a.shape.ldq + (s.head * MAPS + map) * (size_t)a.shape.q_head;
     }
 };
 
-// Stores the lane's columns, `column` + 8j and the next, of the upper or lower row of fragments. add: to what is there
+// Stores the lane's columns, `column` + 8j and the next, of the upper or lower row of fragments. add: += instead of =
 template <int N>
 static __device__ inline void backward_store(floatX *row, const float (&c)[N][4], int upper, int column, int width,
                                              float factor, bool add) {

@@ -6,7 +6,7 @@ attention_choice.h: the measured times of attention by cuDNN and by the built-in
   signals     0: attention. Otherwise signal heads and a noise head, computed together (diff_attention); cuDNN's times
               include diff_combine. Since the two kernels keep different tensors, one of them computes both directions,
               and the sum of the times decides
-  lookup      by the device and the widths of the heads; of these rows the one with the nearest T
+  lookup      the row with this device and these head widths whose T is nearest
   unmeasured  devices without a row, windows and documents: cuDNN where it supports the shape
 */
 #pragma once

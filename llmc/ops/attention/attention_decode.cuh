@@ -16,19 +16,19 @@ cache in cache.h.
 #include "attention_decode_mma.cuh"
 #include "attention_kernels.cuh"
 
-enum { DECODE_MULTIPROCESSORS = 132, DECODE_KEYS = 64 }; // of an H200; keys of a turn
+enum { DECODE_MULTIPROCESSORS = 132, DECODE_KEYS = 64 }; // multiprocessors of an H200; keys per turn
 
 // Blocks that reside on the device.
 static inline int decode_blocks(AttentionShape s) { return (decode_narrow(s) ? 3 : 2) * DECODE_MULTIPROCESSORS; }
 static inline int decode_splits(AttentionShape s, int capacity) {
     return max_int(1, min_int(decode_blocks(s) / (s.B * s.NKV), (capacity + DECODE_KEYS - 1) / DECODE_KEYS));
 }
-static inline size_t decode_bytes(AttentionShape s, size_t splits) { // of all sequences
+static inline size_t decode_bytes(AttentionShape s, size_t splits) { // splits: sum over all sequences
     return splits * s.NQ * (s.DV + 2) * sizeof(real);
 }
 // Enough for fewer sequences too, which have more splits each.
 static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capacity, int threads) {
-    (void)threads; // of the host
+    (void)threads; // a GPU does not use the host's threads
     AttentionShape one = s;
     one.B = 1;
     size_t most = min_size((size_t)s.B * decode_splits(one, capacity), (size_t)(decode_blocks(s) / s.NKV));
@@ -149,7 +149,7 @@ static inline void attention_decode_plain(AttentionDecode a) {
     int group = s.NQ / s.NKV, lanes = row_lanes(wide ? s.D / PACK : s.D, wide);
     a.heads = DECODE_HEADS;
     dim3 grid(blocks_of((size_t)s.B * s.NKV * ((group + a.heads - 1) / a.heads), 1), (unsigned)a.splits);
-    size_t shared = (size_t)min_int(group, a.heads) * s.D * sizeof(float); // of q
+    size_t shared = (size_t)min_int(group, a.heads) * s.D * sizeof(float); // the block's rows of q
 #define ATTENTION_DECODE(W, COLUMNS) \
     LAUNCH((attention_decode_kernel<W, COLUMNS>), grid, DECODE_THREADS, shared, a, lanes)
     if (s.DV <= DECODE_THREADS && wide) ATTENTION_DECODE(PACK, 1);

@@ -22,28 +22,28 @@ whose rows can be read in packs. attention_decode.cuh divides the work and merge
 #include "operations.h"
 
 enum { DECODE_WARPS = 4, DECODE_THREADS = DECODE_WARPS * WARP };
-enum { DECODE_HEADS = 16, DECODE_COLUMNS = 128, DECODE_MMA_WIDTH = 256 }; // of a warp; the largest D
+enum { DECODE_HEADS = 16, DECODE_COLUMNS = 128, DECODE_MMA_WIDTH = 256 }; // heads and columns per warp; the largest D
 static inline bool decode_narrow(AttentionShape s) { return s.D <= 64 && s.DV <= 64; }
 
 typedef struct {
     const floatX *q, *k, *v;
     const int *first;
-    real *out, *max, *sum; // of the splits: (B, NQ, splits, DV) and (B, NQ, splits)
+    real *out, *max, *sum; // results of the splits: (B, NQ, splits, DV) and (B, NQ, splits)
     AttentionShape shape;
     int capacity, splits;
-    int heads;   // of a group that a block computes
-    float scale; // of scores in base 2: exp(scale q.k) = exp2(score)
+    int heads;   // heads of a group that a block computes
+    float scale; // for scores in base 2: exp(scale q.k) = exp2(score)
 } AttentionDecode;
 
 // What a block computes.
 typedef struct {
-    const floatX *q, *k, *v; // of the first head, and at the sequence's first row
+    const floatX *q, *k, *v; // point to the first head, in the sequence's first row
     int heads, begin, end;   // keys [begin, end)
-    size_t item;             // of the first head: b * NQ + h
+    size_t item;             // b * NQ + h for the first head
 } DecodePlace;
 
 static __host__ __device__ inline int decode_keys_per_split(int keys, int splits) {
-    const int unit = DECODE_WARPS * 16; // of a turn of the block
+    const int unit = DECODE_WARPS * 16; // keys per turn of the block
     return ((keys + splits - 1) / splits + unit - 1) / unit * unit;
 }
 
@@ -71,7 +71,7 @@ static __device__ inline void decode_pack(unsigned (&to)[4], const floatX *from,
 }
 
 // Rows in the order of the lanes: pack [tile of 16 rows][chunk of 32 columns][row < 8, row >= 8][lane]. row_of(i):
-// address of row i of width D; nullptr: zeros. thread: of those that load
+// address of row i of width D; nullptr: zeros. thread: index among the threads that load
 template <typename RowOf>
 static __device__ inline void decode_load_rows(uint4 *rows, int D, int tiles, int chunks, int thread, int threads,
                                                RowOf row_of) {
@@ -86,8 +86,8 @@ static __device__ inline void decode_load_rows(uint4 *rows, int D, int tiles, in
     }
 }
 
-// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the rows of the
-// lane's two keys, of width D; nullptr: no key
+// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the lane's two
+// keys, rows of width D; nullptr: no key
 template <int CHUNKS>
 static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const floatX *const (&k)[2],
                                             int D, int chunks, int lane) {
@@ -128,8 +128,8 @@ static __device__ inline void decode_split(unsigned (&p)[2][4], int at, float x,
 }
 
 // Updates the running maximum and sum of the lane's two heads; scores become P, as a sum of two operands, and O is
-// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of the turn; each head
-// reads [low, left).
+// rescaled. The sum includes only the lane's keys, the first of which is number `key` of the turn; each head reads
+// [low, left).
 template <int PIECES>
 static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIECES][8][4], float (&max)[2],
                                              float (&sum)[2], float (&scores)[2][4], int key, const int (&low)[2],

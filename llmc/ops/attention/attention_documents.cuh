@@ -14,7 +14,7 @@ the last one of the batch have length 0.
 #include "operations.h"
 
 typedef struct {
-    const int *first_key; // of the batch; NULL: none was announced
+    const int *first_key; // the announced batch's first_key; NULL: none was announced
     int count, room;      // documents; elements of rows
     int *rows;            // [count + 1], on the host
     const int *list;      // the same, on the device
@@ -77,8 +77,8 @@ static __global__ void attention_tables_kernel(int *lengths, int64_t *offsets, s
     }
 }
 
-// The tables of a call that computes `a` for the documents from `first` on. lse_stride: of a sequence. The outputs in
-// scratch memory begin with row `scratch_row`: those that are marked by `in_scratch`.
+// The tables of a call that computes `a` for the documents from `first` on. lse_stride: from one sequence to the next.
+// Outputs that `in_scratch` marks are in scratch memory, from row `scratch_row` on.
 static inline void attention_write_tables(CudnnTensors *to, char *memory, const CudnnAttention *a, const int *rows,
                                           int first, int count, size_t lse_stride, int scratch_row,
                                           unsigned in_scratch) {

@@ -12,7 +12,7 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
   traffic   q, out and, per tile of queries, k and v from the cache
   windows   tiles of keys that no row of the block attends to are skipped, in dK and dV tiles of queries, so the time
             grows with T * window
-  flops     those of attention_forward_flops and attention_backward_flops; in addition the masked part of the tiles on
+  flops     attention_forward_flops and attention_backward_flops, and in addition the masked part of the tiles on
             the diagonal and at the window's end and, in the backward, Q K^T twice and dO V^T once more
   use       the fp32 build, and shapes that neither cuDNN (attention_plans.cuh) nor the kernels on tensor cores
             (attention_mma.cuh) support; no tensor cores

@@ -83,7 +83,7 @@ typedef struct {
     real *lse;
     const floatX *q, *k, *v;
     AttentionShape shape;
-    // of the pair form: outputs of the noise heads, (N,NQ/2,DV), and their factors
+    // only in the pair form: outputs of the noise heads, (N,NQ/2,DV), and their factors
     floatX *noise;
     const floatX *l;
     int ldl;
@@ -106,7 +106,7 @@ template <int MAPS, int ROWS, int KEYS> static __device__ inline MmaPlace mma_pl
     return p;
 }
 
-// scores (2 x 16 rows, KEYS) = Q K^T; rows[i]: of set i
+// scores (2 x 16 rows, KEYS) = Q K^T; rows[i]: the 16 rows of set i
 template <int D, int KEYS>
 static __device__ inline void mma_scores(float (&scores)[2][KEYS / 8][4], const uint4 *queries, const uint4 *keys,
                                          const int (&rows)[2]) {
@@ -129,7 +129,7 @@ static __device__ inline void mma_scores(float (&scores)[2][KEYS / 8][4], const 
     }
 }
 
-// o (2 x 16 rows, DV) += P V; p[i][n]: of keys 8n to 8n + 7
+// o (2 x 16 rows, DV) += P V; p[i][n]: the P of keys 8n to 8n + 7
 template <int DV, int KEYS>
 static __device__ inline void mma_values(float (&o)[2][DV / 8][4], const float (&p)[2][KEYS / 8][4],
                                          const uint4 *values) {
@@ -169,9 +169,9 @@ static __device__ inline void mma_mask(float (&scores)[KEYS / 8][4], const int *
     }
 }
 
-// Updates the running softmax of the lane's two rows; scores become P = exp2(scale (score - max)). max: that of the
-// scores so far, or up to MMA_SLACK / scale less, so that o is seldom rescaled; P and its sum have room for that. sum:
-// of the lane's own keys. factor: what o, of earlier keys, has to be multiplied by.
+// Updates the running softmax of the lane's two rows; scores become P = exp2(scale (score - max)). max is the maximum
+// of the scores so far, or up to MMA_SLACK / scale less, so that o is seldom rescaled; P and its sum have room for
+// that. sum covers the lane's own keys. factor is what the caller multiplies o by.
 enum { MMA_SLACK = 8 };
 template <int KEYS>
 static __device__ inline void mma_softmax(float (&scores)[KEYS / 8][4], float (&factor)[2], float (&max)[2],
@@ -204,7 +204,7 @@ template <int DV> static __device__ inline void mma_rescale(float (&o)[DV / 8][4
     }
 }
 
-// Stores 16 rows of a warp, of which `count` exist, by way of its part of shared memory.
+// Stores the first `count` of 16 rows of a warp by way of its part of shared memory.
 template <int DV>
 static __device__ inline void mma_store_rows(floatX *to, int ld, int count, int width, const float (&o)[DV / 8][4],
                                              uint4 *tile) {
@@ -238,7 +238,7 @@ static __device__ inline void mma_divide(float (&o)[DV / 8][4], real *lse, int c
         for (int n = 0; n < DV / 8; n++) o[n][2 * upper] *= inverse, o[n][2 * upper + 1] *= inverse;
     }
 }
-// o -= factor(l) noise of the 16 rows of pair j from `row` on, of which `count` exist
+// o -= factor(l) noise for the first `count` of the 16 rows of pair j from `row` on
 template <int DV>
 static __device__ inline void mma_subtract(float (&o)[DV / 8][4], const float (&noise)[DV / 8][4],
                                            const AttentionMma &a, size_t row, int j, int count) {
@@ -329,7 +329,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
             mma_copy_tile<DV, KEYS, MMA_THREADS>(next + KEYS * D / 8, v, s.ldkv, p.end - k0 - KEYS, s.DV);
             copy_commit();
         }
-        const int own = s.first + p.t0 - k0; // from the first key of the tile to that of the block's first row
+        const int own = s.first + p.t0 - k0; // the block's first row, counted from the first key of the tile
         if (own + last >= 0 && k0 + KEYS > low[first]) {                   // a row of the warp attends to a key
             const bool whole = own + first >= KEYS - 1 && k0 >= low[last]; // every row attends to every key
             mma_scores<D, KEYS>(scores, queries, keys, rows);

@@ -48,7 +48,7 @@ enum { BACKWARD_WARPS = 8, BACKWARD_THREADS = BACKWARD_WARPS * WARP };
 // Tiles in shared memory, and products of a warp
 
 // The pack that a lane gives to ldmatrix for 16 rows and 2 packs, APART packs from each other: matrices 1 and 3 are
-// lower (of_rows) or to the right. Tiles have 8 or 16 packs in a row, of which pack p of row i is in place p ^ i % 8.
+// lower (of_rows) or to the right. Tiles have 8 or 16 packs in a row; pack p of row i is in place p ^ i % 8.
 template <int PACKS, int APART = 1> static __device__ inline int backward_lane(bool of_rows) {
     const int i = (int)threadIdx.x % 8, odd = (int)threadIdx.x / 8 % 2, high = (int)threadIdx.x / 16 % 2;
     return backward_fresh((i + 8 * (of_rows ? odd : high)) * PACKS + (i ^ APART * (of_rows ? high : odd)));
@@ -66,7 +66,7 @@ static __device__ inline void backward_multiply(float (&left)[4], float (&right)
     mma_bf16(right, a, second);
 }
 
-// c (16 I keys, 8 J rows) = X Y^T, of keys x from row `key` on and rows y, both PACKS packs wide
+// c (16 I keys, 8 J rows) = X Y^T. X: keys from row `key` of x on. Y: rows y. Both are PACKS packs wide
 template <int PACKS, int I, int J>
 static __device__ inline void backward_scores(float (&c)[I][J][4], const uint4 *x, const uint4 *y, int key) {
     const int of_a = backward_lane<PACKS>(true) + key * PACKS, of_b = backward_lane<PACKS>(false);
@@ -86,7 +86,7 @@ static __device__ inline void backward_scores(float (&c)[I][J][4], const uint4 *
     }
 }
 
-// c (16 I keys, 8 PACKS columns) += A Y, of the first 16 J rows y
+// c (16 I keys, 8 PACKS columns) += A Y, with the first 16 J rows y
 template <int PACKS, int J, int I, int K, int N>
 static __device__ inline void backward_add(float (&c)[I][N][4], const unsigned (&a)[I][K][4], const uint4 *y) {
     const int of_b = backward_lane<PACKS>(true);
@@ -111,7 +111,7 @@ template <int D> static __device__ inline void backward_rotate(float *x, float *
     x[1] = second * c.y + y[1] * s.y, y[1] = y[1] * c.y - second * s.y;
 }
 
-// Starts the copy of `count` rows, of which `valid` exist; zeros elsewhere.
+// Starts the copy of `count` rows; rows from `valid` on become zeros.
 template <int PACKS>
 static __device__ inline void backward_copy(uint4 *to, const floatX *from, int ld, int count, int valid, int width) {
     for (int n = backward_fresh((int)threadIdx.x); n < count * PACKS; n += BACKWARD_THREADS) {
@@ -167,8 +167,8 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
                               s.ldo, QUERIES, s.T - t0, s.DV);
     }
 
-    // The words of P or dS of the lane's first key and rows, two numbers of bf16: word(lane, i, upper, j) those of rows
-    // 8j + 2r, 8j + 2r + 1 and key 16i + 8 upper + g of the warp
+    // The words of P or dS, two numbers of bf16 each, from the lane's first key and rows on: word(lane, i, upper, j)
+    // has rows 8j + 2r, 8j + 2r + 1 and key 16i + 8 upper + g of the warp
     __device__ unsigned *words(BackwardStep step) const {
         return (unsigned *)(void *)(shared + SCORES + step.slot * SCORE_PACKS);
     }
@@ -180,7 +180,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
         return (first_of_lane ^ 4 * j) + (16 * i + 8 * upper) * J * 4;
     }
 
-    // P of a step, to shared memory and as the operand of dV: P, or P1 - s P2. key: of this warp, in the tile
+    // Writes P of a step to shared memory and makes the operand of dV: P, or P1 - s P2. key: this warp's, in the tile
     __device__ void probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
         const int lane = backward_fresh((int)threadIdx.x % WARP), t0 = step.tile * QUERIES, own = first_word(key);
         const float *of_rows = numbers(step);
@@ -209,7 +209,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
         }
         UNROLL
         for (int n = 0; n < I * J && MAPS == 2; n++) {
-            const int i = n / J, j = n / 2 % (J / 2), upper = n % 2; // of the first head
+            const int i = n / J, j = n / 2 % (J / 2), upper = n % 2; // j: in the first head
             const float *factor = of_rows + Rows::FACTOR + 8 * j + lane % 4 * 2;
             const float *x = &c[i][j][2 * upper], *noise = &c[i][j + J / 2][2 * upper];
             p[i][j / 2][j % 2 * 2 + upper] = bf16_pair(x[0] - factor[0] * noise[0], x[1] - factor[1] * noise[1]);
@@ -432,7 +432,7 @@ template <int D, int DV, int MAPS> static inline void attention_mma_backward_lau
 #undef ATTENTION_BACKWARD
 }
 
-// Whether the kernel includes rope_backward: that of Hopper does not.
+// Whether the kernel includes rope_backward. Hopper's kernel does not.
 static inline bool attention_mma_backward_rotates(AttentionShape s, int maps) {
     return s.rope && s.D == backward_width(s, maps) && !hopper_heads(s.D, s.DV);
 }

@@ -1,7 +1,7 @@
 /*
 attention_plans.cuh: the backend of attention for each shape: cuDNN where it supports the shape, otherwise the built-in
 kernels (attention_mma.cuh, attention_kernels.cuh). attention_prepare makes one plan per shape and direction before the
-workspace is allocated; those of cuDNN are kept by description (attention_answers.cuh). A shape without a plan
+workspace is allocated; cuDNN's plans are kept by description (attention_answers.cuh). A shape without a plan
 (generation, the short sequences of --eval) uses the built-in kernels. If the user did not request them,
 attention_warning prints the reason and the remedy.
 
@@ -15,7 +15,7 @@ attention_warning prints the reason and the remedy.
   calls      cuDNN's deterministic backward may need NQ T^2 bf16 of workspace per sequence. If the workspace exceeds
              attention_limit, a call computes fewer sequences or, if one sequence is too large, fewer groups of heads (a
              key/value head with the query heads that read it), provided that lse stays aligned. No sum crosses
-             sequences or groups, so the result is bitwise equal to that of a single call. The limit is half of the
+             sequences or groups, so the result is bitwise equal to the result of one call. The limit is half of the
              device memory that the run does not use. If one group of one sequence is too large, or the calls are many,
              attention_warning says what --no-deterministic saves.
   documents  With --doc-mask a call computes up to `sequences` documents, each as a sequence of its own: cuDNN reads
@@ -35,11 +35,11 @@ enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2 };
 // The computation of one shape in one direction.
 typedef struct {
     AttentionShape shape;
-    int signals; // of groups whose heads are computed together (attention_choice.h)
+    int signals; // signal heads of groups that are computed together (attention_choice.h)
     bool backward, add_dv, documents;
     int parts;     // ranges of the value columns, one call each; 0: the built-in kernel
     int sequences; // per call, or documents
-    int groups;    // of heads per call; all, unless a call computes one sequence
+    int groups;    // groups of heads per call; all, unless a call computes one sequence
     CudnnPlan *cudnn[ATTENTION_PARTS];
     size_t plan_bytes;                 // workspace of cuDNN
     size_t scratch_bytes, table_bytes; // behind it: the scratch memory for sums, and the tables of documents
@@ -51,7 +51,7 @@ typedef struct {
 static struct {
     AttentionOptions options;
     bool no_device;
-    bool device_known; // the next is that of the current device
+    bool device_known; // `device` describes the current device
     const DevicePeak *device;
     const char *ignored; // an environment variable that attention_warning has yet to report
     int count;           // plans
@@ -281,7 +281,7 @@ static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
            a.window == b.window;
 }
 
-// The shape as plans state it, which is that of every batch.
+// The shape as plans state it, the same for every batch.
 static inline AttentionShape attention_planned(AttentionShape s) {
     s = attention_of_heads(s);
     if (s.window >= s.T) s.window = 0;

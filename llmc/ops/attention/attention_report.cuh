@@ -54,7 +54,7 @@ static inline void attention_append_backend(char *text, const AttentionPlan *for
                          refused->why);
 }
 
-// The backend of the first shape that was prepared, and that of the other layers if it differs. Shapes with another
+// The backend of the first shape that was prepared, and the other layers' backend if it differs. Shapes with another
 // number of sequences, such as the last batch of a validation, are left out.
 static inline const char *attention_backend(void) {
     static char text[ATTENTION_TEXT];

@@ -11,7 +11,7 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
             by block, are read 32 entries at a time
   traffic   (K + 2) S (D + DV) elements per row and head, from L1 and L2
   numerics  products and sums in fp32, outputs rounded once
-  source    the gathering is that of MoBA (sparse.h)
+  source    keys are gathered as in MoBA (sparse.h)
 */
 #pragma once
 #include "attention_kernels.cuh"
@@ -22,9 +22,9 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
 typedef struct {
     const floatX *q, *k, *v, *dout;
     const real *lse, *delta;
-    const int *first;            // of a cache: the position of each sequence; nullptr: rows s.first + t
-    int capacity;                // of a cache
-    int *counts, *starts, *rows; // of the backward: sparse_rows_kernel
+    const int *first;            // with a cache: the position of each sequence; nullptr: rows s.first + t
+    int capacity;                // positions of the cache
+    int *counts, *starts, *rows; // only for the backward: sparse_rows_kernel
     AttentionShape s;
 } SparseCall;
 
@@ -124,7 +124,7 @@ typedef struct {
     int index, count, first, lanes;
     size_t item;
 } SparseGroup;
-static __device__ inline SparseGroup sparse_group(int lanes, int warps) { // warps: of an item
+static __device__ inline SparseGroup sparse_group(int lanes, int warps) { // warps per item
     const int threads = warps * WARP, thread = (int)threadIdx.x;
     return {thread % threads / lanes, threads / lanes, thread / threads * threads, lanes,
             blockIdx.x * (size_t)(SPARSE_THREADS / threads) + (size_t)(thread / threads)};
@@ -155,7 +155,7 @@ static __device__ inline void sparse_add(float (&y)[PACKS][W], float x, const fl
     for (int i = 0; i < PACKS * W; i++) y[i / W][i % W] += x * z[i / W][i % W];
 }
 
-// A row and head, and where its numbers begin. The last warps may have none: they compute those of the last one.
+// A row and head, and where its numbers begin. Warps beyond the last one compute the last one again.
 typedef struct {
     SparsePlace at;
     bool is;

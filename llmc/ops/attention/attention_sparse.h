@@ -10,7 +10,7 @@ diff_attention.h; S, P and all sums run over the keys of the list that the row m
             on the number of threads
   memory    per thread: for each row and list blocks + 2 integers and two numbers; a few tiles
   flops     2 (D + DV) per query and visible key of its list; backward as attention
-  source    the gathering is that of MoBA (sparse.h)
+  source    keys are gathered as in MoBA (sparse.h)
 */
 #pragma once
 #include "attention.h"
@@ -22,7 +22,7 @@ typedef struct {
     real *kt, *vt, *k, *v, *dk, *dv;        // (ATTENTION_KEYS, D | DV): keys of a block, as in AttentionWorkspace
     real *q, *dout, *p, *ds, *noise, *part; // rows of a chunk, as in AttentionBlock; part (ROWS, D | DV)
     real *max, *sum;                        // (T)
-    int *starts, *rows;                     // of a list: (count + 3), (T (blocks + 2)): rows by block
+    int *starts, *rows;                     // rows of the lists by block: (count + 3), (T (blocks + 2))
     size_t total;                           // bytes
 } SparseThread;
 
@@ -61,7 +61,7 @@ static inline SparseThread sparse_thread(AttentionShape s, bool backward, char *
     w.rows = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
     return w;
 }
-// Of one new position per sequence: scores and rows of the keys of a list.
+// Workspace for one new position per sequence: scores and rows of the keys of a list.
 static inline size_t sparse_decode_bytes(AttentionShape s) {
     return round_up((size_t)sparse_width(s.sparse) * s.sparse.size * (sizeof(real) + sizeof(int)), 64);
 }

@@ -8,7 +8,7 @@ two operations (attention_sparse.cuh, dev/predict/recorded_operations.h).
 #include "operations.h"
 
 static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads) {
-    (void)threads; // of the host
+    (void)threads; // a GPU does not use the host's threads
     size_t rows = (size_t)s.T * sparse_width(s.sparse) + 2 * (size_t)((s.T + s.sparse.size - 1) / s.sparse.size);
     return (size_t)s.B * s.NQ * s.T * FP32_BYTES + (size_t)s.B * s.NKV * rows * sizeof(int);
 }

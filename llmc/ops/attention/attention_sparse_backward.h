@@ -7,8 +7,8 @@ have one list. Equations in attention.h and diff_attention.h; method and numeric
 #include "attention_sparse.h"
 #include "diff_attention.h"
 
-// P and dS of a row of all heads of a unit and the keys of a tile, whose scores and dP are in w; 0 for hidden keys.
-// i: of the chunk, t: of the sequence
+// Makes P and dS from the scores and dP in w, for a row of all heads of a unit and a tile of keys; 0 for hidden keys.
+// i: the row in the chunk, t: the row in the sequence
 static inline void sparse_backward_row(const AttentionHead *h, int i, int t, SparseKeys k, int maps, int signals,
                                        const SparseThread *w, AttentionShape s) {
     const size_t map = ATTENTION_ROWS * SCORES_LD;
@@ -67,7 +67,7 @@ static inline void sparse_backward_chunk(const AttentionHead *h, const int *rows
     }
 }
 
-// dk, dv and the dq of its heads, of key/value head kv of sequence b
+// Computes dk and dv of key/value head kv of sequence b, and dq of its query heads
 static inline void sparse_backward_group(const AttentionHead *first, floatX *dk, floatX *dv, const floatX *k,
                                          const floatX *v, int b, int kv, const SparseThread *w, AttentionShape s,
                                          bool add_dv) {

@@ -1,11 +1,11 @@
 /*
 attention_wgmma.cuh: attention's forward on the tensor cores of Hopper, for bf16 storage, with the asynchronous
-instructions of sm_90a (hopper.cuh); and the choice between this kernel and that of attention_mma.cuh, whose contract,
-softmax, masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its PTX.
+instructions of sm_90a (hopper.cuh); and the choice between this kernel and attention_mma.cuh, whose contract, softmax,
+masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its PTX.
 
   mapping   A block has two warpgroups that compute and one that copies. Each of the two has 64 rows against the same
-            tiles of 128 keys. Plain form: 128 queries of one head. Pair form: 64 queries, the first warpgroup those of
-            the signal head, the second those of its noise head, whose result reaches the first in shared memory, in
+            tiles of 128 keys. Plain form: 128 queries of one head. Pair form: 64 queries; the first warpgroup has
+            the signal head, the second its noise head, whose result reaches the first in shared memory, in
             fp32. One thread copies: the queries once, then keys and values by turns in two stages
   overlap   The products with tile i's keys are issued before those with tile i-1's values, and the softmax of tile i
             takes place during the latter. Besides, one warpgroup multiplies while the other one is in its softmax
@@ -44,7 +44,7 @@ typedef struct {
     uint64_t queries, k_full[WGMMA_STAGES], v_full[WGMMA_STAGES], k_empty[WGMMA_STAGES], v_empty[WGMMA_STAGES];
     uint64_t done, noise;      // all products are computed; the noise head is in shared memory
     int low[2 * WGMMA_ROWS];   // the first key of each row
-    float sums[2 * WARPGROUP]; // of wgmma_wait_after
+    float sums[2 * WARPGROUP]; // for wgmma_wait_after
 } WgmmaBlock;
 template <int D, int DV> constexpr int WGMMA_STAGE = (D + DV) * 2 * WGMMA_KEYS; // bytes
 template <int D, int DV> constexpr int WGMMA_TILES = D * 4 * WGMMA_ROWS + WGMMA_STAGE<D, DV> *WGMMA_STAGES;
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
 
     registers_more<240>();
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x % WARPGROUP / WARP, 0);
-    const int first = (MAPS == 1 ? group * WGMMA_ROWS : 0) + 16 * warp; // of the warp's rows
+    const int first = (MAPS == 1 ? group * WGMMA_ROWS : 0) + 16 * warp; // the warp's first row
     const char *own = queries + group * WGMMA_ROWS * D * 2;
     const float scale = s.scale * 1.44269504f;
     float o[DV / 8][4] = {{0}}, scores[KEYS / 8][4] = {{0}};

@@ -1,7 +1,7 @@
 /*
 attention_wgmma_backward.cuh: the backward of attention and of diff_attention on the tensor cores of Hopper (sm_90a),
-for heads of 64 or 128. Contract, numerics, memory and the order of sums are those of attention_mma_backward.cuh;
-equations in attention.h and diff_attention.h. hopper.cuh describes the instructions.
+for heads of 64 or 128. attention_mma_backward.cuh states the contract, numerics, memory and order of sums;
+equations are in attention.h and diff_attention.h. hopper.cuh describes the instructions.
 
   mapping   A block has a tile of 128 keys, and walks through steps of ROWS = 64 rows of Q: 64 queries, or 32 of both
             heads. Two warpgroups compute 64 keys each, with dK and dV in registers. A thread of the third one copies
@@ -44,7 +44,7 @@ typedef struct {
 template <int D, int DV, int MAPS> struct WgmmaBackwardPlaces {
     enum { KEYS = WGMMA_BACKWARD_KEYS, STAGES = WGMMA_BACKWARD_STAGES, QUERIES = BACKWARD_ROWS / MAPS };
     enum { K = 0, V = K + KEYS * D * 2, TILES = V + KEYS * DV * 2 };
-    enum { DOUT = BACKWARD_ROWS * D * 2, TILE_BYTES = DOUT + QUERIES * DV * 2 }; // of a stage: Q, and dO behind it
+    enum { DOUT = BACKWARD_ROWS * D * 2, TILE_BYTES = DOUT + QUERIES * DV * 2 }; // a stage has Q, and dO behind it
     enum { SCORES = TILES + STAGES * TILE_BYTES, SCORE_BYTES = KEYS * BACKWARD_ROWS * 2 };
     enum { NUMBERS = SCORES + 2 * SCORE_BYTES, NUMBER_BYTES = BackwardRows<MAPS>::NUMBERS * 4 };
     enum { BARRIERS = NUMBERS + STAGES * NUMBER_BYTES, OTHERS = BARRIERS + (2 * STAGES + 4) * 8 }; // WARP numbers
@@ -128,7 +128,7 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
         return tile_of_rows(boxes + column / BOX_COLUMNS * rows * BOX_ROW, column % BOX_COLUMNS);
     }
 
-    // P from S, as operand a: of all rows, and that of dV
+    // P from S, as operand a: `all` for all rows, p for dV
     __device__ void probabilities(unsigned (&all)[J / 2][4], unsigned (&p)[JQ / 2][4], float (&c)[J][4],
                                   BackwardStep step, const float *numbers) const {
         const int lane = backward_fresh((int)threadIdx.x % WARP), t0 = step.tile * QUERIES, first = at.key0 + key;

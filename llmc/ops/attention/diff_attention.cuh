@@ -4,8 +4,8 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
   forward   pairs of a signal and a noise head by one kernel on the tensor cores (attention_mma.cuh), if the built-in
             kernels compute attention; otherwise attention of all query heads and diff_combine, as with more signal
             heads to a noise head
-  backward  pairs likewise (attention_mma_backward.cuh); otherwise diff_combine and attention of all query heads
-  kept      of pairs the noise heads, else all heads
+  backward  pairs by one kernel (attention_mma_backward.cuh); otherwise diff_combine and attention of all query heads
+  kept      the noise heads if pairs are computed by one kernel, else all heads
 */
 #pragma once
 #include "attention.cuh"

@@ -27,7 +27,7 @@ static inline void diff_attention_forward(Activation out, floatX *kept, real *ls
     absmax_update(out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
 }
 
-// Of the first group: the arrays of its noise head and of lambda, by their names in diff_attention_backward.
+// Sets the first group's arrays of its noise head and of lambda; the names are as in diff_attention_backward.
 static inline void attention_set_group(AttentionHead *first, floatX *dl, const floatX *kept, const floatX *l, int ldl,
                                        AttentionShape s, Factor factor) {
     first->noise = kept, first->l = l, first->dl = dl, first->factor = factor;

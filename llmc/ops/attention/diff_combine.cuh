@@ -2,7 +2,7 @@
 diff_combine.cuh: subtracts from each signal head its noise head, times a factor. Equations in diff_combine.h.
 
   mapping   up to a warp of threads per row and noise head, one pack each at a time, for all of the SHARE signal heads
-            that read it, so that the noise head is read once. The backward writes all da, of which that of the noise
+            that read it, so that the noise head is read once. The backward writes all da; da of the noise
             head is a sum in registers over the signal heads in order, and sums dl in the same pass, by exchange among
             the lanes of the head, without atomics.
   numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
@@ -22,7 +22,7 @@ static __device__ inline float diff_factor_slope(float s, Factor factor) {
 }
 
 // Where a group of lanes finds noise head `row % (NH/SHARE)` of row n, and the SHARE consecutive signal heads that read
-// it: elements of `a`, of o and of l. noise: noise heads per block of heads.
+// it: elements of `a`, o and l. noise: noise heads per block of heads.
 template <int SHARE> struct DiffHeads {
     unsigned n;
     size_t signal, second, out, l;
@@ -104,7 +104,7 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
     UNROLL
     for (int j = 0; j < SHARE; j++) {
         float total = lanes_sum(dot[j], lanes);
-        if (active && lane == 0) round_to(dl + at.l + j, -total * diff_factor_slope(s[j], factor)); // of s = factor(l)
+        if (active && lane == 0) round_to(dl + at.l + j, -total * diff_factor_slope(s[j], factor)); // s = factor(l)
     }
 }
 

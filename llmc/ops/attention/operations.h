@@ -26,10 +26,10 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv); // =; with add_dv dv += (a second key set reads
                                                                       // the same values); strides of q, k, v and out
-static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
-// Of block-sparse attention, from position 0 on, without documents: the keys that all rows attend to, and the blocks
-// that are scored for them. The first block and the lowest one may be partly outside of a row's window. Of the scored
-// blocks each is as likely to be selected.
+static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both; covers the plans so far
+// The number of keys that all rows attend to with block-sparse attention, from position 0 on, without documents, and
+// the number of blocks that are scored. The first and the lowest block may be partly outside of a row's window. Each
+// scored block is equally likely to be selected.
 static inline double sparse_visible_keys(AttentionShape s, double *scored) {
     double pairs = 0;
     *scored = 0;
@@ -68,10 +68,10 @@ static inline size_t attention_backward_bytes(AttentionShape s) {
 }
 
 // Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads,
-// then diff_combine. out (N,OH,DV) has the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with
-// row stride ldl and factor are those of diff_combine.
-// kept (N, diff_attention_kept, DV): what the backward reads besides. Where that is every query head, the backward
-// needs dkept, which is as large; else dkept is NULL.
+// then diff_combine. out (N,OH,DV) has the strides ldo and o_head of s, whose groups have one noise head; l (N,OH),
+// with row stride ldl, and factor are as in diff_combine. kept (N, diff_attention_kept, DV): heads before the
+// subtraction, which the backward also reads. If kept has all query heads, the backward requires dkept, a buffer of the
+// same shape; else dkept is NULL.
 static inline int diff_attention_kept(AttentionShape s);
 static inline void diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor);
@@ -79,7 +79,7 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor);
-// Of groups of signal heads and a noise head: `heads` of NQ are outputs, the others are kept; l and its gradient.
+// Bytes with groups of signal heads and one noise head: `heads` of NQ are outputs, the others are kept.
 static inline size_t diff_attention_forward_bytes(AttentionShape s) {
     size_t rows = (size_t)s.B * s.T, heads = output_heads(s.groups, s.NQ);
     return attention_forward_bytes(s) + rows * heads * FLOATX_BYTES;
@@ -105,9 +105,9 @@ static inline size_t diff_combine_backward_bytes(size_t N, size_t NQ, size_t NH,
     return N * 2 * (NQ * D + NH) * FLOATX_BYTES;
 }
 
-// Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host
-// array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the
-// next batch.
+// Announces the documents of a batch of N rows. Call it before attention with first_key, the device copy of starts.
+// starts is a host array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten,
+// and attention reads it until the next batch.
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T);
 
 // The backend of attention: the built-in kernels, or a library (cuDNN).
@@ -119,13 +119,13 @@ typedef struct {
 static inline void attention_configure(AttentionOptions options);
 // `bytes` is the device memory that the rest of the run needs. It limits the workspace of the library.
 static inline void attention_reserve(size_t bytes);
-// Makes the plans for a shape, before attention_workspace_bytes is called. backward: also for the backward, with
-// add_dv for both values of that argument.
+// Makes the plans for a shape, before attention_workspace_bytes is called. backward: also plans the backward; add_dv:
+// both with and without that argument of attention_backward.
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_backend(void);         // a description; NULL: there is no choice
-static inline const char *attention_library_version(void); // of the library, used or not
-// A line about a shape, prepared since the last call, that is slower than the user may expect, with the remedy; NULL:
-// no further warning.
+static inline const char *attention_library_version(void); // used or not
+// Returns a warning, with the remedy, about a shape that was prepared since the last call and is unexpectedly slow;
+// NULL: no further warning.
 static inline const char *attention_warning(void);
 static inline size_t attention_deterministic_bytes(void); // workspace that AttentionOptions.deterministic costs
 // Frees the plans, which outlive ops_init: they are made before the size of the workspace is known.
@@ -137,47 +137,47 @@ enum { GPU_ATTENTION_LIMIT = 1 << 30 };
 // The key/value cache of a layer: (B, capacity, width), rows [k | v]. The row of position p is p % capacity, so that a
 // layer with a window of W positions needs W rows.
 // Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1;
-// or with first NULL from 0 on. Of rows with the same place the last is stored.
+// or from 0 on if first is NULL. If several rows have the same place, the last one is stored.
 static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
                                int width, int ld);
 // Loads `count` rows of one sequence, positions first .. first+count-1, which are in the cache; rows (count, width)
 static inline void cache_load(floatX *rows, const floatX *cache, int first, int count, int capacity, int width);
-// Attention of one new position per sequence, first[b], over a cache whose last row is that position's: out (B,NQ,DV),
+// Attention of one new position per sequence, first[b], over a cache that already holds its row: out (B,NQ,DV),
 // lse (B,NQ), q (B, ...). k and v point to the first key and value of a cache with ldkv = width; s.T is 1, s.first is
 // not used. A sequence attends to min(first[b] + 1, capacity) rows, so the window of the layer is its capacity.
 static inline void attention_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                     const int *first, int capacity, AttentionShape s);
 static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capacity, int threads);
-// Of one new position per sequence, over `keys` positions of a cache.
+// Bytes for one new position per sequence, over `keys` positions of a cache.
 static inline size_t attention_decode_bytes(AttentionShape s, size_t keys) {
     return s.B * (s.D + s.DV) * (keys * s.NKV + s.NQ) * FLOATX_BYTES;
 }
 static inline size_t cache_store_bytes(size_t rows, size_t width) { return 2 * rows * width * FLOATX_BYTES; }
 
-// The means of the keys of those blocks that are complete with the T rows from position first[b] on (NULL: 0), read
-// from rows (position - base) % capacity of k, (B, capacity, ...). s: of key set 0 of `sets`, whose heads alternate in
-// q and k; means (B, count, NKV, sets, D)
+// Computes the means of the keys of each block that the T rows from position first[b] on (NULL: 0) complete. The keys
+// are rows (position - base) % capacity of k, (B, capacity, ...). s describes key set 0 of `sets`, whose heads
+// alternate in q and k; means (B, count, NKV, sets, D)
 static inline void sparse_means(real *means, const floatX *k, const int *first, int capacity, int sets,
                                 AttentionShape s);
-// The lists of T rows of each sequence from position first[b] on (NULL: 0); not differentiated.
+// Selects the lists of T rows of each sequence from position first[b] on (NULL: 0); not differentiated.
 static inline void sparse_select(int *lists, const floatX *q, const real *means, const int *first, int sets,
                                  AttentionShape s);
-// Of sparse_select.
+// FLOPs of the scores in sparse_select.
 static inline double sparse_select_flops(AttentionShape s) {
     double scored = 0;
     if (s.sparse.blocks) sparse_visible_keys(s, &scored);
     return (double)s.B * s.NKV * 2 * s.D * scored;
 }
 
-// Block-sparse twins of attention_forward and attention_backward. With first and capacity: that of attention_decode;
-// first NULL: no cache
+// Block-sparse twins of attention_forward and attention_backward. With first and capacity (NULL: no cache) the forward
+// is the twin of attention_decode.
 static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                             const int *first, int capacity, AttentionShape s);
 static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                              const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                              AttentionShape s, bool add_dv);
 static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads);
-// Block-sparse twins
+// Block-sparse twins of diff_attention_kept, diff_attention_forward and diff_attention_backward
 static inline int sparse_diff_attention_kept(AttentionShape s);
 static inline void sparse_diff_attention_forward(Activation out, floatX *kept, real *lse, const floatX *q,
                                                  const floatX *k, const floatX *v, const floatX *l, int ldl,

@@ -19,7 +19,7 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
         }
 }
 
-// One row per block; its columns are those of the first halves: (heads, D/2).
+// One row per block; its columns are the first halves of the heads: (heads, D/2).
 template <int W>
 static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int stride,
                                    const int *first, real sign) {

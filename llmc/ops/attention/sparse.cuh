@@ -2,7 +2,7 @@
 sparse.cuh: the CUDA twin of sparse.h.
 
   mapping   means: a thread per element. Lists: a block per 8 rows, a thread per earlier block, whose mean it reads once
-            for all of them; one thread of each row keeps the best ones, so that their order is that of C
+            for all of them; one thread of each row keeps the best ones, so that they have the order of the C code
   loads     a warp reads 32 neighbouring elements of a row of keys, queries or means. Means pass through shared memory,
             32 columns of 128 blocks at a time, where each thread reads its own row, in the order of the columns
   numerics  fp32; means are not rounded
@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     SHARED(float, sums, SPARSE_ROWS *SPARSE_QUERY);
     SHARED(float, scores, SPARSE_ROWS *SPARSE_THREADS);
     SHARED(float, panel, SPARSE_THREADS *SPARSE_LD);
-    SHARED(int, bests, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT); // of each row, the best one first
+    SHARED(int, bests, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT); // for each row, the best one first
     SHARED(float, values, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT);
     const SparseShape p = s.sparse;
     const int thread = (int)threadIdx.x, kv = (int)blockIdx.x % s.NKV, tile = (int)blockIdx.x / s.NKV;

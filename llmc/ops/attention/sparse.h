@@ -71,7 +71,7 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
         int own = (row.first + t) / p.size, count = 0;
         int low = attention_first_key(row, b, t) / p.size, start = s.first_key ? s.first_key[n] / p.size : 0;
         int best[SPARSE_BLOCKS_LIMIT];
-        real scores[SPARSE_BLOCKS_LIMIT], sum[2 * 256]; // the sum of the queries, of each key set
+        real scores[SPARSE_BLOCKS_LIMIT], sum[2 * 256]; // the sum of the queries of each key set
         for (int i = 0; i < sets * s.D; i++) sum[i] = 0;
         for (int h = kv * group; h < (kv + 1) * group; h++)
             for (int set = 0; set < sets; set++) {

@@ -18,7 +18,7 @@ static inline void fill_forward(floatX *l, real value, size_t count) {
     for (size_t i = 0; i < count; i++) l[i] = value;
 }
 
-// In a fixed order and in double: its time is small compared with that of the heads.
+// Sums in a fixed order and in double. This takes little time compared with the heads.
 static inline real lambda_gradient(const floatX *dl, size_t count) {
     double sum = 0;
     for (size_t i = 0; i < count; i++) sum += (double)dl[i];

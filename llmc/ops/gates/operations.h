@@ -24,8 +24,8 @@ static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const 
 static inline size_t swiglu_forward_bytes(size_t N, size_t F) { return 3 * N * F * FLOATX_BYTES; }
 static inline size_t swiglu_backward_bytes(size_t N, size_t F) { return 5 * N * F * FLOATX_BYTES; }
 
-// Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one additional logit per head,
-// sinks (NH) or 0 (NULL), whose column is dropped. attention_backward with these gives the correct gradients.
+// Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by the results of a softmax with one additional logit per
+// head, sinks (NH) or 0 (NULL), whose column is dropped. attention_backward with these gives the correct gradients.
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D);
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D); // +=

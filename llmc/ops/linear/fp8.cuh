@@ -119,7 +119,7 @@ typedef struct {
 
 static __device__ inline int fp8_pad(int n) { return (n + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN; }
 
-// max: of the whole tensor, or NULL: 0. One block writes the scale.
+// max: the maximum of the whole tensor; NULL means 0. One block writes the scale.
 template <int W, __nv_fp8_interpretation_t FORMAT>
 static __device__ inline void fp8_quantize_tile(Fp8Tile t, float *scale, bool writes_scale, const absmax_t *max,
                                                 float largest) {

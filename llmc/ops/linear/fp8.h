@@ -21,7 +21,7 @@ typedef enum { FP8_E4M3, FP8_E5M2 } Fp8Format;
 static const Fp8Format FP8_WEIGHT = FP8_E4M3, FP8_ACTIVATION = FP8_E4M3, FP8_GRADIENT = FP8_E5M2;
 
 static const struct {
-    int mantissa_bits, smallest_exponent; // of normal numbers
+    int mantissa_bits, smallest_exponent; // smallest_exponent: the smallest of normal numbers
     float largest;
 } fp8_formats[] = {{3, -6, 448}, {2, -14, 57344}};
 
@@ -40,7 +40,7 @@ static inline float fp8_round(float x, Fp8Format f) {
     const float largest = fp8_formats[f].largest, magnitude = fabsf(x);
     uint32_t bits;
     memcpy(&bits, &magnitude, sizeof(bits));
-    // the exponent of x, at least that of the smallest normal number; then 1.5 * 2^23 times the unit there
+    // the exponent of x, or of the smallest normal number if that is larger; then 1.5 * 2^23 times the unit there
     int32_t exponent = (int32_t)(bits >> 23) - 127, smallest = fp8_formats[f].smallest_exponent;
     exponent = exponent > smallest ? exponent : smallest;
     bits = (uint32_t)(exponent - fp8_formats[f].mantissa_bits + 23 + 127) << 23 | 0x400000;

@@ -39,7 +39,7 @@ static inline const char *linear_configure(GemmType type) {
     CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
     if (sizeof(floatX) == 2) // in fp32 experts have no tensor cores
         linear_fp8_experts = generation_mma_fp8[device_generation(facts.major, facts.minor)];
-    CUDA_CHECK(cudaFuncGetAttributes(&code, absmax_clear_kernel)); // those of experts stop without FP8 instructions
+    CUDA_CHECK(cudaFuncGetAttributes(&code, absmax_clear_kernel)); // kernels of experts stop without FP8 instructions
     if (10 * facts.major + facts.minor < 89)
         FORMAT(text, "requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); %.250s has %d.%d",
                facts.name, facts.major, facts.minor);

@@ -22,7 +22,7 @@ linear.h: a linear layer without bias whose operands are rounded as --gemm says.
 enum { LINEAR_ROWS = 16, LINEAR_HEADER = 64 };
 typedef enum { STORE_FP32, STORE_BF16 } LinearStorage;
 static GemmType linear_type;
-static LinearStorage linear_storage; // of rounded numbers
+static LinearStorage linear_storage; // how rounded numbers are stored
 
 static inline const char *linear_configure(GemmType type) {
     if (type != GEMM_FP32 && sizeof(real) != sizeof(float))

@@ -56,8 +56,8 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 // 64 MiB of rows are enough for the full speed of the GEMM (dev/BENCH.md).
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
 
-// Few rows, as in generation: the time is that of reading the weight, once for all rows, which a GEMM of tiles does not
-// reach (dev/BENCH.md). IC is a multiple of TILE_LANES.
+// For few rows, as in generation: reads the weight once for all rows. A GEMM of tiles takes longer than this read
+// (dev/BENCH.md). IC is a multiple of TILE_LANES.
 enum { MATMUL_FEW_ROWS = 8 };
 static inline void matmul_few_rows(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
 #pragma omp parallel for schedule(static)
@@ -102,5 +102,5 @@ static inline bool matmul_wants_wide_kernels(void) {
 #endif
 }
 
-static const bool matmul_has_choice = true; // of the type of the operands: --gemm
+static const bool matmul_has_choice = true; // --gemm chooses the type of the operands
 static const bool matmul_in_bf16 = false;   // the build stores bf16

@@ -110,7 +110,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch(at_once * row_bytes);
     AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc(at_once, row_bytes);
     AttentionStats stats = {0, -1};
-    int count = 0; // of heads with a sum
+    int count = 0; // heads with a sum
     for (int row = 0; row < rows; row += at_once) {
         int now = min_int(at_once, rows - row);
         LAUNCH(attention_stats_kernel, dim3((unsigned)NH, (unsigned)now), ATTENTION_STATS_THREADS, 0, results, in, row);

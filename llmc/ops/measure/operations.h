@@ -13,7 +13,7 @@ static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BY
 // Statistics for the log: a few numbers on the host, independent of the number of threads. A NaN among the values gives
 // NaN. Equations in stats.h.
 typedef struct {
-    double first_effective; // share of position 0 (of the row's document) in |A1 - s A2|; with one map in A1
+    double first_effective; // share of the first position of the row's document in |A1 - s A2|, or in A1
     double largest_logit;   // |scale q.k|
 } AttentionStats;
 
@@ -24,9 +24,9 @@ static inline double rms_mean(const floatX *x, int N, int heads, int D, int ld);
 // the largest |x|                                                    x (N,C)
 static inline double magnitude_max(const floatX *x, int N, int C);
 
-// On sampled query rows that attend to more than themselves; NaN if there are none. s describes key set 0 of
-// `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, groups and factor as in
-// diff_combine_forward; without noise heads one map, no l
+// Measures sampled query rows that attend to more than one key; NaN if there are none. s describes key set 0 of
+// `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, groups and factor are the
+// arguments of diff_combine_forward; without noise heads there is one map, and l is not read
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups, Factor factor);
 #endif

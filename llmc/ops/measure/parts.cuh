@@ -22,7 +22,7 @@ static __device__ inline void stats_write(double *parts, double local) {
     if (threadIdx.x == 0) parts[blockIdx.x] = local;
 }
 
-// Of the parts of so many blocks.
+// The sum of the parts of `blocks` blocks.
 static inline double stats_sum(const double *device_parts, unsigned blocks) {
     double parts[STATS_PARTS], sum = 0;
     buffer_download(parts, device_parts, blocks * sizeof(double));

@@ -2,8 +2,8 @@
 stats.h: statistics of a layer's activations, for the log.
 
   lambda      mean of s[n,h] = sigmoid(l[n,h]), or l[n,h] itself, over rows and heads
-  rms         sqrt(mean_i(x[n,h,i]^2)) of each row and head: the mean. Of the attention output this is the "context RMS"
-              of the DIFF V2 report
+  rms         mean of sqrt(mean_i(x[n,h,i]^2)) over rows and heads. For the attention output, this is the
+              "context RMS" of the DIFF V2 report
   magnitude   max |x|
   attention   on sampled query rows (b,t), from q, k and lse, the softmax statistics that the forward kept:
               S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  E = A1 - s A2, or A with one map,  j = 0 .. t
@@ -16,9 +16,9 @@ stats.h: statistics of a layer's activations, for the log.
   sinks       lse includes the sink, so A does not sum to 1: the quotient makes maps with and without sinks comparable.
               A row with A1 = s A2 everywhere has no direction and is excluded from first_effective.
   shapes      l (N,NH) with row stride ldl; x (N,heads,D) with row stride ld, or (N,C); q, k as for attention_forward
-              with key set 0 first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set
-              (B, NQ/key_sets, T)
-  numerics    products q.k in `real`, all else in double, the largest magnitude rounded to fp32. Sums are those of
+              with key set 0 first, the sets' heads alternating; lse (key_sets, lse_set_stride); each set
+              is (B, NQ/key_sets, T)
+  numerics    products q.k in `real`, all else in double, the largest magnitude rounded to fp32. Sums as in
               parts.h. NaN gives NaN.
   traffic     lambda N NH in, rms rows D in, magnitude N C in, attention per sampled row the keys before it
   source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest activation: Sun et al.
@@ -103,11 +103,11 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
 // Sums over the output heads of one sampled row.
 typedef struct {
     double effective, largest_logit; // largest_logit -1: the row attends only to itself
-    int count;                       // of heads in `effective`
+    int count;                       // heads in `effective`
 } AttentionRowStats;
 
-// Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high). start: of the
-// document; a window may hide it.
+// Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high). start: the first
+// position of the document; a window may hide it.
 static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *maps, int map_count, double lambda,
                                         int start, int low, int high, AttentionShape s) {
     double first = 0, sum = 0;

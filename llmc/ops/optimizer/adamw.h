@@ -8,7 +8,7 @@ adamw.h: one step of Adam with decoupled weight decay.
             master: the weights in `real` if params are narrower; then w is master, and params are w rounded
   numerics  the scalars are combined in double, the elements computed in `real`
   update    update_squares: the sum of u^2, u = lr m^ / (sqrt(v^) + eps): the change of w without the weight decay.
-            Elements in `real`, the sum that of parts.h
+            Elements are in `real`, the sum is as in parts.h
   traffic   4 in, 3 out per element; update_squares 3 in
   source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"
 */

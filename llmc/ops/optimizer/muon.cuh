@@ -1,8 +1,8 @@
 /*
 muon.cuh: Muon and NorMuon. Equations in muon.h.
 
-  mapping    elements: a thread per pack. Rows: a warp per row. Sums of the matrix: one block. The products are those of
-             the library
+  mapping    elements: a thread per pack. Rows: a warp per row. Sums of the matrix: one block. The library
+             computes the products
   numerics   X, A and P = a I + b A + c A A are stored as floatX: in the bf16 build the products have bf16 operands and
              fp32 sums, and each of them is rounded once. The direction d is rounded to floatX, and X = d / |d| again.
              Sums of squares, second moments and the step are fp32

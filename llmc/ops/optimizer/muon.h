@@ -82,8 +82,8 @@ static inline void muon_step(real *next, const real *X, real *A, real *P, int ro
     else gemm(CblasNoTrans, CblasNoTrans, k, columns, k, 1, P, k, X, columns, 0, next, columns);   // P X
 }
 
-// From the sums of squares of the rows of X, updates their second moments and makes factors of them. Returns the factor
-// of all rows.
+// Updates the second moments of the rows of X from their sums of squares, and replaces the sums by factors of the rows.
+// Returns the factor of all rows.
 static inline double muon_normalize(double *squares, real *second, int rows, int columns, double beta2) {
     double total = 0;
     for (int r = 0; r < rows; r++) {

@@ -11,12 +11,12 @@ operations.h: updates of parameters.
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
-// Weights, two moments and the gradient; with master weights, which are the weights, parameters are written.
+// Weights (fp32), two moments and the gradient; if the weights are master weights, the parameters are written, too.
 static inline size_t adamw_bytes(size_t count, bool master) {
     return count * (7 * FP32_BYTES + (master ? FLOATX_BYTES : 0));
 }
 
-// The sum of squares of the change of w that adamw_update with the same arguments makes, without weight decay.
+// The sum of squares of the change of w in adamw_update with the same arguments, without weight decay.
 static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
                                     double lr, double beta1, double beta2, double eps, int64_t step);
 
@@ -24,21 +24,21 @@ static inline double update_squares(const grad_t *grads, const real *m, const re
 //   m = momentum m + (1-momentum) g,  direction = momentum m + (1-momentum) g                     all (count)
 static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
                                   double momentum);
-// out = 0.2 sqrt(max(rows,columns)) orthogonal(x); with second the orthogonal matrix is divided by the root of
-// second = beta2 second + (1-beta2) (mean square of its rows), and has the same size as a whole.
-// x, out (rows,columns); second (rows); NULL: Muon
+// out = 0.2 sqrt(max(rows,columns)) O with O = orthogonal(x). NorMuon (second != NULL) updates one number per row,
+// second = beta2 second + (1-beta2) (mean square of the row of O), divides each row of O by sqrt(second), and scales O
+// back to its previous norm. x, out (rows,columns); second (rows); NULL: Muon
 static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2);
 static inline size_t muon_workspace_bytes(int rows, int columns);
 // w = (1 - lr weight_decay) w - lr step                                                            all (count)
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
                                double weight_decay);
-// A direction per element: the moment is read and written, the gradient read, the direction written.
+// Per element the moment is read and written, the gradient is read, and the direction is written.
 static inline size_t muon_direction_bytes(size_t count) { return count * (3 * FP32_BYTES + FLOATX_BYTES); }
 static inline size_t muon_update_bytes(size_t count, bool master) {
     return count * (FP32_BYTES + (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES));
 }
-// Newton-Schulz of a matrix (k,n), k <= n: MUON_STEPS times X = P X with P = a I + b A + c A A, A = X X^T. The
-// bytes are those of X and A in each operation.
+// Newton-Schulz of a matrix (k,n), k <= n: MUON_STEPS times X = P X with P = a I + b A + c A A, A = X X^T. The bytes
+// count X and A in each operation.
 enum { MUON_STEPS = 5 };
 static const double muon_momentum = 0.95, muon_coefficients[3] = {3.4445, -4.7750, 2.0315};
 static inline double muon_flops(int rows, int columns) {

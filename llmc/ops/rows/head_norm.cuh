@@ -4,8 +4,8 @@ head_norm.cuh: RMSNorm of query and key heads, in the rows of a fused matrix. Eq
   mapping   up to a warp of threads per head, which keep it in registers (launch_heads): both passes over a head, and
             its copy, are one load. Backward: a block takes its part of the heads in sequence, several at once. A thread
             has the same columns of all of them and keeps their dweight in registers; the block adds the sums of its
-            groups of lanes in order, and column_sum those of the blocks. The division depends on their number and
-            width alone. No atomics.
+            groups of lanes in order, and column_sum adds the sums of the blocks. The division depends on the number
+            and width of heads alone. No atomics.
   numerics  sums and arithmetic in fp32, x and dx rounded once each
   traffic   D in, 2D out per head; backward 2D in, D out, and HEAD_NORM_BLOCKS D fp32 out and in
 */
@@ -43,7 +43,7 @@ static inline void head_norm_forward(floatX *x, floatX *kept, const floatX *weig
     });
 }
 
-#ifndef HEAD_NORM_BLOCKS // of the backward; tests define fewer
+#ifndef HEAD_NORM_BLOCKS // blocks of the backward; tests define fewer
 #define HEAD_NORM_BLOCKS 1024
 #endif
 enum { HEAD_NORM_THREADS = 256 };

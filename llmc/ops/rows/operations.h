@@ -58,13 +58,13 @@ static inline size_t cross_entropy_bytes(size_t N, size_t V, size_t Vp, bool gra
     return N * (gradient ? 2 * V + Vp : V) * FLOATX_BYTES;
 }
 
-// sum = x, or with add sum += x; then x = sum: a running sum in `real` whose last value x receives
+// sum = x, or with add sum += x; then x = sum, rounded: a running sum in `real`
 static inline void accumulate(real *sum, floatX *x, size_t count, bool add);
 static inline size_t accumulate_bytes(size_t count, bool add) {
     return count * (2 * FLOATX_BYTES + (add ? 2 : 1) * FP32_BYTES);
 }
 
-// x[:] *= factor; its own backward
+// x[:] *= factor; the backward is the same operation
 static inline void scale_inplace(floatX *x, real factor, size_t count);
 static inline size_t scale_bytes(size_t count) { return 2 * count * FLOATX_BYTES; }
 #endif

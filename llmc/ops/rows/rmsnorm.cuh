@@ -77,7 +77,7 @@ static inline void residual_rmsnorm_forward(floatX *y_sum, Activation norm, real
     });
 }
 
-#ifndef RMSNORM_BLOCKS // of the backward; tests define fewer
+#ifndef RMSNORM_BLOCKS // blocks of the backward; tests define fewer
 #define RMSNORM_BLOCKS 512
 #endif
 enum { RMSNORM_LANES = 1024, RMSNORM_THREADS = 256 }; // maximum threads per row; threads per block for shorter rows
@@ -101,7 +101,7 @@ static __device__ inline float rmsnorm_other_columns(const floatX *dy, const flo
 }
 
 // A block's part of the rows: blockDim.y rows at once, blockDim.x threads per row, one pack of columns per thread. If a
-// row has more packs, PARTS is true and blockIdx.y selects the columns; the product is that of the whole row.
+// row has more packs, PARTS is true and blockIdx.y selects the columns; the product covers the whole row.
 // partial (gridDim.x, C)
 template <int W, bool PARTS, typename Max = NoMax>
 static __global__ void __launch_bounds__(RMSNORM_LANES)

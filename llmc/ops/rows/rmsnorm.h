@@ -9,7 +9,7 @@ rmsnorm.h: divides a row by its root mean square; also for the sum of a residual
             With `add` dx accumulates, since the row also bypasses the norm (the residual stream).
   fused     sum = a + b, y = rmsnorm(sum) row by row, so that the norm reads the sum from the cache. The norm reads the
             stored sum with the code of rmsnorm_forward: a recomputed norm is bitwise equal. The backward of the sum
-            needs no operation; that of the norm is the one above.
+            needs no operation; the backward of the norm is above.
   shapes    x, y (N,C), weight (C), rstd (N)
   numerics  sums in `real`; dweight is summed over a fixed number of parts of the rows, so the result does not depend on
             the number of threads
