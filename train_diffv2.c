@@ -893,7 +893,7 @@ static void run_load(Run *run, const Resume *resume) {
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
     if (!loaded && run->mode == MODE_GENERATE)
-        warn("--generate: the weights are random; --out DIR --resume or --init DIR loads those of a model");
+        warn("--generate: the weights are random; --out DIR --resume or --init DIR loads trained weights");
     params_changed(&run->model.state);
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);

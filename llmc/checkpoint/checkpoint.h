@@ -14,14 +14,14 @@ checkpoint.h: checkpoints of a run, written atomically and verified before they 
   void    checkpoint_save_gradients(path, tensors, grads, loss)    the file of --dump-grads
 
 A directory from elsewhere (--init) needs only config.json (config_json_read) and weights.
-checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. If it has a
-trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read; optimizer.safetensors
-may be missing.
+checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. If the directory
+has a trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read;
+optimizer.safetensors may be missing.
 
   format   config.json            config_json.h
            model.safetensors      the tensors in table order; BF16 if floatX is BF16, else F32
-           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME (not of matrices
-                                  of Muon; of NorMuon one number for each row) and, if the weights are narrower than
+           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME (Muon's matrices
+                                  have none, NorMuon's one number for each row) and, if the weights are narrower than
                                   F32, master.NAME; F32
            tokenizer.bin, tokenizer.json   if the run has them
            trainer_state.json     the caller's object (counters, seeds, spike detector, options, fingerprint), then
@@ -72,8 +72,8 @@ static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) 
     return good;
 }
 
-// trainer_state.json of a directory that may come from elsewhere. NULL and an empty `why`: it has none, or one of
-// another program (Transformers writes a file of this name). NULL and a reason: it is damaged.
+// trainer_state.json of a directory that may come from elsewhere. NULL and an empty `why`: the file is missing or
+// belongs to another program (Transformers writes a file of this name). NULL and a reason: it is damaged.
 static inline cJSON *checkpoint_init_state(const char *dir, Reason why) {
     char path[PATH_SIZE];
     size_t size = 0;
@@ -127,7 +127,7 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
         char child[PATH_SIZE];
         FORMAT(child, "%s/%s", path, name);
         struct stat st;
-        if (stat(child, &st) == 0 && !S_ISDIR(st.st_mode)) continue; // what cannot be examined is no absent checkpoint
+        if (stat(child, &st) == 0 && !S_ISDIR(st.st_mode)) continue; // a checkpoint that cannot be read is not absent
         if (*count == room) {
             room = 2 * room + 16;
             steps = (int64_t *)realloc(steps, room * sizeof(int64_t));
@@ -140,7 +140,7 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
     return steps;
 }
 
-// Rank 0's list, on all ranks.
+// Gives all ranks the list of rank 0.
 static inline int64_t *checkpoint_steps_all(const char *run_dir, size_t *count) {
     *count = 0;
     int64_t *steps = comm_rank() == 0 ? checkpoint_steps(run_dir, count) : NULL;
@@ -182,8 +182,8 @@ static inline void checkpoint_remove_leftover(const char *path) {
         warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
 }
 
-// Renames the checkpoint first, so that a partly removed one never has the name of a checkpoint. false and errno: it
-// still has its name.
+// Removes a checkpoint. Renames it first, so that a partly removed checkpoint never has the name of one. false and
+// errno: it still has its name.
 static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
     char path[PATH_SIZE], old[PATH_SIZE];
     checkpoint_path(run_dir, step, "", path);
@@ -233,7 +233,7 @@ static inline bool checkpoint_looks_complete(const char *run_dir, int64_t step) 
     return complete;
 }
 
-// Checkpoints of later steps are those that a resume skipped as invalid. They are neither counted nor removed.
+// Checkpoints of later steps were skipped by a resume as invalid. They are neither counted nor removed.
 static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
     size_t count = 0;
     checkpoint_clean(run_dir);
@@ -294,7 +294,7 @@ static inline void checkpoint_save_make_directory(const CheckpointSave *s) {
     directory_create(s->temporary);
 }
 
-// First stage, on all ranks: opens the files that all ranks write.
+// First stage, on all ranks: opens the files, which all ranks write.
 static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, int64_t step,
                                         const CheckpointBuffers *b, const cJSON *state) {
     uint64_t state_step = 0;
@@ -316,7 +316,7 @@ static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, 
     if (first) checkpoint_save_make_directory(s);
     FORMAT(path[0], "%s/model.safetensors", s->temporary);
     FORMAT(path[1], "%s/optimizer.safetensors", s->temporary);
-    for (int turn = 0; turn < 2; turn++) { // rank 0, then the others
+    for (int turn = 0; turn < 2; turn++) { // rank 0, then the other ranks
         if (first == (turn == 0)) {
             s->weights = checkpoint_weights_open(path[0], b, first);
             s->optimizer = checkpoint_optimizer_open(path[1], b, first);
@@ -325,7 +325,8 @@ static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, 
     }
 }
 
-// Then, in any thread of each rank: writes its pieces of the tensors; rank 0 also writes the other files.
+// Second stage, in any thread of each rank: writes the rank's pieces of the tensors; rank 0 also writes the other
+// files.
 static inline void checkpoint_save_write(CheckpointSave *s) {
     const CheckpointBuffers *b = s->buffers;
     char path[PATH_SIZE];

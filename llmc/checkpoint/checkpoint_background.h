@@ -7,7 +7,7 @@ all have read their share for the checksums; rank 0 has published the checkpoint
 data that they exchange at each step anyway. A single rank runs all stages in sequence.
 
   size_t background_copy_bytes(sharding)    host memory of a rank for the copy
-  bool   background_open(b)                 all ranks: allocates it at the first call; false and a warning: no memory
+  bool   background_open(b)                 all ranks: the first call allocates the copy; false and a warning: no memory
   CheckpointBuffers background_copy(b)      the copy; no checkpoint may be in progress
   void   background_start(run_dir, step, keep, copy, state)   all ranks: starts to write it; afterwards rank 0 prunes to
                                             `keep` checkpoints, unless it is negative. Takes ownership of `state`
@@ -30,9 +30,9 @@ enum { BACKGROUND_WRITE, BACKGROUND_READ_BACK, BACKGROUND_PUBLISH }; // stages
 enum { BACKGROUND_NICE = 5 };
 
 static struct {
-    bool tried; // to allocate the copy
+    bool tried; // the allocation of the copy was tried
     char *copy; // NULL: none
-    // of the checkpoint in progress
+    // the checkpoint in progress
     bool on, running; // running: the thread exists and was not joined
     int stage;        // the thread's current or last stage
     char run_dir[PATH_SIZE];
@@ -60,7 +60,7 @@ static inline bool background_open(const CheckpointBuffers *b) {
     background.tried = true;
     bool room = !host_memory("", &host) || (uint64_t)comm_ranks_here() * bytes <= host.available;
     double missing = !room;
-    comm_sum_f64(&missing, 1); // all ranks check before any allocates
+    comm_sum_f64(&missing, 1); // all ranks check before one of them allocates
     if (missing == 0 && !fault_point(FAULT_COPY, NULL, bytes)) background.copy = (char *)download_alloc(bytes);
     missing += background.copy == NULL;
     comm_sum_f64(&missing, 1);
@@ -87,7 +87,7 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
     return begin;
 }
 
-// The same of the second moments of a model of which Muon updates some tensors.
+// This rank's pieces of the second moments, in a model with tensors that Muon updates.
 static inline real *background_copy_second(char **to, const CheckpointBuffers *b) {
     CheckpointPart parts[CHECKPOINT_PARTS];
     real *begin = (real *)(void *)*to;

@@ -107,7 +107,7 @@ static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, size
 
 typedef struct {
     bool exists;
-    int error; // errno, where digests are missing
+    int error; // errno, if digests are missing
     uint64_t *digests, bytes;
     size_t count;
 } FileDigests;

@@ -12,9 +12,9 @@ checkpoint_tensors.h: transfers of tensors between operation memory and the safe
   void checkpoint_save_gradients(path, tensors, grads, loss)
 
 A file consists of parts. A part is a buffer in the layout of the tensor list, or of this rank's pieces of it
-(sharding.h); its tensors are called prefix + NAME. Each rank writes its pieces to the same files and reads them; of
-several groups with the same pieces, each writes some of the tensors. A rank gets the pieces of other ranks from them,
-not from the disk. Formats and errors: checkpoint.h. Data pass through
+(sharding.h); its tensors are called prefix + NAME. Each rank writes its pieces to the same files and reads them; if
+several groups have the same pieces, each writes some of the tensors. A rank gets the pieces of other ranks from these
+ranks, not from the disk. Formats and errors: checkpoint.h. Data pass through
 CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host memory.
 */
 #pragma once
@@ -40,7 +40,7 @@ typedef struct {
     floatX *params;
     real *master;             // NULL if params are not narrower than F32
     real *m, *v;              // may be NULL if the optimizer is not loaded
-    const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact, with 3 params too
+    const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact, at level 3 params too
     bool copied;              // all four are compact copies in host memory (checkpoint_background.h)
     struct {
         const char *data; // NULL: none
@@ -61,7 +61,7 @@ typedef struct {
     void *buffer;
     DType dtype; // in memory
     bool compact, on_host;
-    bool second; // second moments of a model of which Muon updates some tensors (muon_plan.h)
+    bool second; // second moments of a model with tensors that Muon updates (muon_plan.h)
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
@@ -100,7 +100,7 @@ static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
     return !checkpoint_has_rows(p, t) || t->rows > 0;
 }
 
-// As sharding_next, for the elements that a part has of a tensor.
+// sharding_next for the elements of a tensor that a part has.
 static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, const Tensor *t, OwnRange *r) {
     if (checkpoint_has_rows(p, t)) {
         bool first = r->count == 0;
@@ -130,7 +130,7 @@ static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const Che
     return specs;
 }
 
-// `count` elements of a part from element `done` of a range, on the host.
+// Copies `count` elements of a part, from element `done` of a range on, to the host.
 static inline const void *checkpoint_part_data(const CheckpointPart *p, const OwnRange *r, size_t done, size_t count) {
     size_t size = dtype_size(p->dtype);
     const char *from = (const char *)p->buffer + ((p->compact ? r->compact_at : r->at) + done) * size;
@@ -180,7 +180,7 @@ static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
     snprintf(out + at, 160 - at, "]");
 }
 
-// Whether lm_head.weight has type, shape and bytes of the embedding: some programs store it for tied models too.
+// Whether lm_head.weight has the type, shape and bytes of the embedding: some programs store it in tied models, too.
 static inline bool checkpoint_head_is_embedding(const SafeTensors *s) {
     const SafeTensor *e = safetensors_find(s, "model.embed_tokens.weight"), *h = safetensors_find(s, "lm_head.weight");
     if (!e || !h || e->dtype != h->dtype || e->dtype == DTYPE_COUNT || e->ndim != h->ndim ||
@@ -223,7 +223,7 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
             k++;
             continue;
         }
-        // old Llama files store the angles, which rope_theta determines
+        // old Llama files store the rotation angles, which rope_theta determines
         size_t length = strlen(name), tail = strlen(".rotary_emb.inv_freq");
         if (length > tail && strcmp(name + length - tail, ".rotary_emb.inv_freq") == 0) continue;
         bool head = strcmp(name, "lm_head.weight") == 0;

@@ -30,7 +30,7 @@ enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 32 << 20 }; // a 13.1b m
 
 typedef struct {
     const char *name;       // in the JSON tree of the header
-    const char *dtype_name; // likewise
+    const char *dtype_name; // in the JSON tree of the header
     DType dtype;            // DTYPE_COUNT: an unsupported type
     int ndim;
     size_t shape[SAFETENSORS_DIMS];
@@ -147,7 +147,7 @@ static inline void safetensors_add_file(SafeTensors *s, const char *path) {
     uint64_t end = 8 + length; // tensors must not overlap or leave gaps
     for (size_t i = first; i < s->count; i++) {
         CHECK(s->tensors[i].begin == end, "%s: the data of tensor %.100s %s; the file is damaged", path,
-              s->tensors[i].name, s->tensors[i].begin < end ? "overlap those of another" : "follow a gap");
+              s->tensors[i].name, s->tensors[i].begin < end ? "overlap the data of another" : "follow a gap");
         end = s->tensors[i].end;
     }
     CHECK(end == size, "%s: %" PRIu64 " bytes after the last tensor; the file is damaged", path, size - end);

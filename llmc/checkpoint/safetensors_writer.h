@@ -6,7 +6,7 @@ safetensors_writer.h: writing of tensors to a file in the format of safetensors.
   SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)  a file that another process has created
   void safetensors_write(w, tensor, first, host, dtype, count)                converts to the tensor's type
   void safetensors_finish(w)                                                  after all elements: fsync and close
-  void safetensors_close_writer(w)                                            the same if others write the rest
+  void safetensors_close_writer(w)                                            closes the file; others write the rest
 
 The header depends only on the list of tensors. Its length is a multiple of 8, so that the data are aligned. Parts of a
 file may be written in any order. A file of safetensors_begin, which may be a device or a pipe, is written in order.

@@ -10,7 +10,7 @@ dev/emulator/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by th
   documents  the B sequences have lengths from 0 to T and begin at any element of each tensor. Those of length 0 are
              the last ones. The tensors have the strides of rows and heads; the heads of lse are T elements apart.
   outputs    are overwritten
-  backward   out and lse come from the forward, or (sinks) belong to other probabilities exp(scale q.k - lse)
+  backward   out and lse come from the forward, or (sinks) are another pair with out = P v, P = exp(scale q.k - lse)
   errors     A function that can fail writes the reason to `why`, in one line, and changes nothing.
 */
 #pragma once

@@ -5,7 +5,7 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
             examples, bytes of the longest example, unused) and the examples, as words. An example: the largest value
             of a word; the bytes of the example with these words; its index; the label; the number of completions; the
             length and the tokens of the context; for each completion its length and tokens.
-  versions  1: words are uint16. 2: uint32, for vocabularies above 65,535, which is this program's.
+  versions  1: words are uint16. 2: uint32, for vocabularies above 65,535; only this program has it.
   checks    Everything is checked when the file is opened, and the file is not read again.
   dealing   Examples are sorted by the length of their longest row and dealt to the ranks in turn: each rank has rows of
             every length, and all rows of an example. A row is the context and one completion; the rows of a rank are
@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     ChoiceSpec spec;
     uint64_t fingerprint; // XXH64 of the file
-    uint32_t *words;      // of all examples
+    uint32_t *words;      // words of all examples
     ChoiceExample *examples;
     ChoiceRow *rows;
     int count, row_count;
@@ -107,7 +107,7 @@ static inline ChoiceSpecs choices_parse(const char *text, const char **why) {
 
 // ---- reading
 
-// What is being read: the words up to `end`, of one example or of the file.
+// The reader's position in the words of one example or of the file, which end at `end`.
 typedef struct {
     const ChoiceTask *task;
     size_t at, end;
@@ -152,7 +152,7 @@ static inline const ChoiceRow *choices_read_completion(ChoiceTask *t, ChoiceRead
     return row;
 }
 
-// The first row of the example of a row that has the same tokens.
+// The first row of the same example that has the same tokens as this row.
 static inline int choices_first_equal(const ChoiceTask *t, int row) {
     const ChoiceRow *b = &t->rows[row];
     for (int i = t->examples[b->example].first; i < row; i++) {
@@ -164,7 +164,7 @@ static inline int choices_first_equal(const ChoiceTask *t, int row) {
     return row;
 }
 
-// Reads the next example, of `width` bytes per word and at most `longest` bytes.
+// Reads the next example: `width` bytes per word, at most `longest` bytes.
 static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t words, int width, int64_t longest, int V,
                                         int T) {
     const char *path = t->spec.path;
@@ -206,7 +206,7 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
           path, i, (long long)e->context_length + length, T, (long long)T + 1);
 }
 
-// Exits unless the header is one; returns the bytes of a word.
+// Exits unless the header is valid; returns the bytes of a word.
 static inline int choices_check_header(const ChoiceSpec *spec, const int32_t *header, size_t bytes) {
     const char *path = spec->path, *advice = "data/prepare_choices.py writes such files";
     CHECK(bytes >= SHARD_HEADER_BYTES && header[0] == CHOICES_MAGIC,
@@ -257,7 +257,7 @@ typedef struct {
     int length, item; // item: an example or a row
 } ChoiceOrder;
 
-// Longest first; of equal ones the first.
+// Sorts the longest first; equal lengths keep their order.
 static inline int choices_compare(const void *a, const void *b) {
     const ChoiceOrder *x = (const ChoiceOrder *)a, *y = (const ChoiceOrder *)b;
     return x->length != y->length ? (x->length < y->length) - (x->length > y->length)

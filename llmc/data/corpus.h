@@ -13,7 +13,7 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
 
   CorpusSpecs corpus_parse(text)               exits with one line if the text is invalid
   bool        corpus_read_info(path, &info)    false if `path` is not a directory with a corpus.json
-  void        corpus_check_shards(...)         exits unless the shards are those that corpus.json lists
+  void        corpus_check_shards(...)         exits unless the shards equal the list in corpus.json
   void        document_starts(...)             where the document of each token begins
 */
 #pragma once
@@ -25,7 +25,7 @@ enum { CORPUS_LIMIT = 64, CORPUS_NAME = 32 };
 
 typedef struct {
     int token;  // the token that separates documents; -1: unknown
-    bool after; // it follows a document; otherwise it precedes one
+    bool after; // it follows each document; otherwise it precedes each
 } Separator;
 
 typedef struct {
@@ -186,9 +186,8 @@ static inline bool corpus_read_info(const char *path, CorpusInfo *info) {
     return true;
 }
 
-// Exits unless the shards of `split` ("train" or "val") are those that corpus.json lists, if it lists any. An
-// incomplete copy, or shards of another corpus in the directory, would be different data from what corpus.json
-// describes.
+// Exits unless the shards of `split` ("train" or "val") equal the list in corpus.json, if it has a list. An incomplete
+// copy, or shards of another corpus in the directory, would be different data from what corpus.json describes.
 static inline void corpus_check_shards(const char *path, const char *split, const Shard *shards, size_t count) {
     cJSON *json = corpus_read(path);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "shards"), *item;

@@ -59,8 +59,8 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
     return fingerprint;
 }
 
-// A hash of what changes when a shard is edited, also between the blocks of its fingerprint, or copied: the sizes and
-// times of the files, and corpus.json.
+// A hash of the sizes and times of the files, and of corpus.json. It changes if a shard is copied, or edited, even
+// between the blocks of its fingerprint.
 static inline uint64_t corpus_files(const DataLoader *l, const Corpus *corpus) {
     char path[PATH_MAX + 32];
     size_t size = 0;
@@ -95,7 +95,7 @@ static inline const char *corpus_shown_name(const DataLoader *l, const Corpus *s
     return l->corpus_count > 1 ? s->name : "";
 }
 
-// The "data" of a checkpoint, which lets a resume name what differs.
+// The "data" of a checkpoint, with which a resume can name differences.
 static inline cJSON *dataloader_identity(const DataLoader *l) {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < l->corpus_count; i++) {
@@ -111,7 +111,7 @@ static inline cJSON *dataloader_identity(const DataLoader *l) {
     return list;
 }
 
-// Writes to `text` how a corpus differs from an item of dataloader_identity; leaves it unchanged if it does not.
+// Writes to `text` how a corpus differs from an item of dataloader_identity; leaves `text` unchanged if it does not.
 static inline void corpus_describe_difference(const DataLoader *l, const Corpus *s, const cJSON *item, char *text,
                                               size_t size) {
     const char *shown = corpus_shown_name(l, s);

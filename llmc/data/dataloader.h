@@ -21,7 +21,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
             of a single corpus with a seed derived from the name. Weights are multiples of 2^-32, so all of this is
             exact.
                 shuffled (training):       index g has place g
-                in order (validation):     A corpus whose windows are all read gives no more: its places are left out.
+                in order (validation):     A corpus whose windows are all read is finished: its places are left out.
                                            The first W indices have each of the W windows of all corpora once, and
                                            index g the window of g % W.
             A loader keeps the places of one block for the thread, and of another block for its caller.
@@ -44,7 +44,7 @@ typedef struct {
     uint64_t weight_end;        // sum of the weights up to this corpus, in units of 2^-32
     uint64_t seed, fingerprint; // fingerprint: set by dataloader_fingerprint
     uint64_t window_count;      // W: one epoch
-    uint64_t begin;             // windows of its order that the run has read before it opened these data (positions.h)
+    uint64_t begin;             // windows of its order that the run read before it opened these data (positions.h)
     size_t first_shard, shard_count, token_count;
     bool described; // has a corpus.json
     int vocab_size; // from corpus.json; 0: unknown
@@ -56,16 +56,16 @@ typedef struct {
     uint64_t window; // in the corpus
 } CorpusWindow;
 
-// The places of a block of a mixture, at the global indices from `first`. `window` of a place: the number of windows
-// that the corpus has given before.
+// The places of a block of a mixture, at the global indices from `first` on. `window` of a place: the number of windows
+// of the corpus at earlier places.
 typedef struct {
     uint64_t first;
     size_t count; // 0: no block yet
     CorpusWindow places[MIXTURE_BLOCK];
 } MixtureBlock;
 
-// Windows at the global indices first .. last are read elsewhere, for experiments (--change): `by` later, or from the
-// last to the first. Of moves of one window, `by` counts.
+// For experiments (--change), windows at the global indices first .. last are read from other indices: `by` later, or
+// in reverse order. If both move a window, `by` counts.
 typedef struct {
     uint64_t first, last, by;
     bool reverse;
@@ -81,12 +81,12 @@ typedef struct {
     int corpus_count;
     Corpus *corpora;
     size_t shard_count, token_count;
-    uint64_t window_count; // of all shards
+    uint64_t window_count; // windows of all shards
     double wait_seconds;   // time that dataloader_next has waited since dataloader_open
     const WindowMove *moves;
     int move_count;
     bool unread;      // dataloader_read has failed since dataloader_start: `error` says why, at the window `reading`
-    bool any_unread;  // so it has on one of the ranks, as of their last agreement; set by callers
+    bool any_unread;  // a rank had `unread` at the last agreement; set by callers
     uint64_t reading; // the global index of the last window that the thread began to read
     // ---- private
     CorpusSpecs specs;
@@ -95,7 +95,7 @@ typedef struct {
         int fd; // -1: free
         size_t shard;
     } open_files[DATALOADER_OPEN_FILES]; // used by the thread only: shard s is in place s % OPEN_FILES
-    MixtureBlock *blocks;                // of the caller, and of the thread
+    MixtureBlock *blocks;                // [0] the caller's block, [1] the thread's block
     int *slots;                          // (SLOTS, B, 2T+1): T+1 tokens, T document starts
     void *raw;                           // (T+1) tokens in the format of the file
     uint64_t first, produced, consumed;  // batches since dataloader_start; `first`: its global index
@@ -166,7 +166,7 @@ static inline CorpusWindow dataloader_find(const DataLoader *l, MixtureBlock *m,
     return p;
 }
 
-// The same, for the caller of the loader.
+// The window at a global index, for the caller of the loader.
 static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
     return dataloader_find(l, &l->blocks[0], index);
 }

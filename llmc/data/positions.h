@@ -2,15 +2,15 @@
 positions.h: how far a run has read each of its corpora, when a resume opens other data: other corpora, weights or
 another length of windows.
 
-  A corpus is known by its fingerprint, so that names and paths may change. Its order follows from its first name, or of
-  a single corpus from the run's seed, and is kept; it tells copies with the same fingerprint apart. Its position is a
-  number of tokens: the windows that it gave, times their length. Windows of another length T continue in their own
-  order at index position / T, rounded up.
+  A corpus is identified by its fingerprint, so that names and paths may change. Its order follows from its first name,
+  or for a single corpus from the run's seed, and is kept; it distinguishes copies with the same fingerprint. Its
+  position is a number of tokens: its windows that were read, times their length. Windows of another length T continue
+  in their own order at index position / T, rounded up.
 
   void   positions_open(l, data, seed, T)      the corpora of a checkpoint ("data" of trainer_state.json) without their
                                                shards, for positions_leave; false: data is invalid. positions_close(l)
-  void   positions_leave(p, loader, windows)   after so many windows of the loader's order; requires fingerprints
-  void   positions_enter(p, loader)            before dataloader_start; likewise
+  void   positions_leave(p, loader, windows)   after `windows` windows of the loader's order; requires fingerprints
+  void   positions_enter(p, loader)            before dataloader_start; requires fingerprints
   cJSON *positions_to_json(p); bool positions_from_json(p, json)
 */
 #pragma once

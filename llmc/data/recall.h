@@ -88,7 +88,7 @@ static inline void recall_generate(int *tokens, RecallCell c, const int *symbols
     }
 }
 
-// logits (V): those after query number `query`. A tie is not a match, nor is a NaN.
+// logits (V): the logits after query number `query`. A tie is not a match, nor is a NaN.
 static inline void recall_score(RecallScore *score, const float *logits, int V, const int *tokens, RecallCell c,
                                 int query) {
     int answer = tokens[recall_query(c, query) + 1];

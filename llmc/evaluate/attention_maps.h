@@ -3,10 +3,10 @@ attention_maps.h: attention maps, for --eval. Computed on the host from the acti
 no maps.
 
   map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, for the keys that row t attends to; else 0
-  effective   of output head h: A1 - s A2, s per row; A where there is one map
-  first mass  alpha = mean over the rows t of A[t,0]; of an effective map the first share, the mean of
+  effective   E = A1 - s A2 of output head h, s per row; E = A if there is one map
+  first mass  alpha = mean over the rows t of A[t,0]; for an effective map the first share, the mean of
               |E[t,0]| / sum_j |E[t,j]|, so that maps that sum to less than 1, as with a sink, compare
-  entropy     of the shares |E[t,j]| / sum_j |E[t,j]|, mean over the rows t, in nats
+  entropy     entropy of the shares |E[t,j]| / sum_j |E[t,j]|, mean over the rows t, in nats
   sink rate   percentage of (window, layer, head) with alpha > 0.3 on 64 tokens
   shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
   numerics    products in double
@@ -19,13 +19,13 @@ no maps.
 enum { MAP_TOKENS = 64 };
 static const double SINK_ALPHA = 0.3;
 
-// A layer's attention on the host, of B sequences of T positions.
+// A layer's attention on the host, for B sequences of T positions.
 typedef struct {
-    AttentionShape shape; // of key set 0
+    AttentionShape shape; // shape of key set 0
     int key_sets;
     HeadGroups groups; // without noise heads: one map
     Factor factor;
-    const floatX *q, *k; // of key set 0, first row
+    const floatX *q, *k; // first row of key set 0
     const real *lse;
     const floatX *lambda; // (N, .) with row stride ldl; not read without noise heads
     int ldl;
@@ -74,8 +74,8 @@ typedef struct {
     double first_mass, first_share, entropy;
 } MapMeans;
 
-// a2 NULL: of the map a1, whose rows sum to 1, or to less with a sink; else of the effective map of output head h in
-// sequence b. Rows in which both maps cancel are not counted.
+// a2 NULL: means of the map a1, whose rows sum to 1, or to less with a sink; else of the effective map of output head h
+// in sequence b. Rows in which both maps cancel are not counted.
 static inline MapMeans map_means(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
     int T = m->shape.T, rows = 0;
     MapMeans means = {0, 0, 0};

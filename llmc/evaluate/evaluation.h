@@ -147,13 +147,13 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
 typedef struct {
     EvaluationModel model;
     DataLoader *val;
-    uint64_t windows; // of the losses: the first ones
+    uint64_t windows; // number of windows of the losses, from the first on
     uint64_t data_fingerprint, seed;
     const char *eval_out; // a file, or NULL
     const ChoiceTasks *choices;
 } Evaluation;
 
-// Recall and attention, which one process measures.
+// Measures recall and attention, in one process.
 static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     const ModelPlan *p = e->model.plan;
     int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);

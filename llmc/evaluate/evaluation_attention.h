@@ -38,7 +38,7 @@ typedef struct {
     floatX *fused, *own_lambda;
     floatX *kv; // fused, or the rows of YOCO
     real *lse;
-    int *lists; // of block-sparse attention
+    int *lists; // lists of block-sparse attention
 } LayerOnHost;
 
 // s: key set 0 of layer l in the forward that filled the activations.
@@ -80,7 +80,7 @@ static inline void layer_on_host_free(LayerOnHost *h) {
     free(h->lists);
 }
 
-// Adds the maps of one layer of B sequences.
+// Adds the maps of one layer for B sequences.
 static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *host, float *maps[2], float *logits) {
     const HostAttention *m = &host->attention;
     int T = m->shape.T, count = m->groups.noise ? 2 : 1;

@@ -11,11 +11,11 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
              sqrt(n / (n - 1) sum (x - ratio y)^2) / sum y
   batches    Rows of one batch have the length of the longest, rounded up to CHOICES_STEP: padding on the right does not
              reach earlier positions, since attention is causal. A batch has as many rows as the memory of B sequences
-             of T positions allows. The LM head runs for the positions that predict tokens of a completion. No memory of
-             the device besides the activations. Without --doc-mask: the file contains whole contexts.
-  ranks      choices_deal deals examples to ranks. Counts are integers and do not depend on their number; other sums are
-             added in the order of ranks, and scores depend on the sizes of batches by the rounding of matrix products.
-  agreement  with lm-evaluation-harness (acc, acc_norm), for files of data/prepare_choices.py
+             of T positions allows. The LM head runs for the positions that predict tokens of a completion. Only
+             activations need device memory. --doc-mask is ignored: the file contains whole contexts.
+  ranks      choices_deal deals examples to ranks. Counts are integers and do not depend on the number of ranks;
+             other sums are added in the order of ranks. Scores depend on the sizes of batches by rounding.
+  agreement  The results agree with lm-evaluation-harness (acc, acc_norm), for files of data/prepare_choices.py
 */
 #pragma once
 #include "../data/choices.h"
@@ -78,7 +78,7 @@ static inline void choices_close_all(ChoiceTasks *all) {
     memset(all, 0, sizeof(*all));
 }
 
-// For run.json.
+// The tasks for run.json.
 static inline cJSON *choices_describe(const ChoiceTasks *all) {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < all->count; i++) {
@@ -117,10 +117,10 @@ typedef struct {
     const ChoiceTask *task;
     int *inputs, *targets; // [rows of the plan]
     real *losses;          // [rows of the plan]
-    double *scores;        // of rows of the task
+    double *scores;        // scores of the task's rows
 } ChoiceBatches;
 
-// The logits of rows n .. n + rows - 1 of acts->branch, at most logit_rows, into acts->logits.
+// Computes acts->logits for rows n .. n + rows - 1 of acts->branch; at most logit_rows rows.
 static inline void choices_head(const EvaluationModel *m, int n, int rows) {
     const ModelPlan *p = m->plan;
     int padded = min_int(p->logit_rows, min_int(p->rows - n, (int)round_up((size_t)rows, CHOICES_HEAD_STEP)));
@@ -154,7 +154,7 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
         memcpy(to + e->context_length, t->words + row->tokens, (size_t)(row->length - 1) * sizeof(int));
     }
     m->forward(m->model, b->inputs, count, T, NULL, NULL);
-    for (int i = 0; i < count; i++) { // branch: nothing reads it after the last block
+    for (int i = 0; i < count; i++) { // in branch, which nothing reads after the last block
         const ChoiceRow *row = &t->rows[order[i]];
         size_t first = (size_t)(i * T + t->examples[row->example].context_length - 1);
         cache_load(a->branch + (size_t)predictions * C, a->norm_final + first * C, 0, row->length, row->length, C);
@@ -175,7 +175,7 @@ static inline int choices_next_batch(const ModelPlan *p, const ChoiceTask *t, co
     return min_int(choices_batch(p, *T), count - done);
 }
 
-// The batches of the rank that has most.
+// The number of batches of the rank that has most batches.
 static inline int choices_most_batches(const ModelPlan *p, const ChoiceTask *t, const int *order, int count) {
     int *all = (int *)checked_calloc(comm_ranks(), sizeof(int)), own = 0, most = 0, T;
     for (int done = 0; done < count; own++) done += choices_next_batch(p, t, order, done, count, &T);
@@ -185,7 +185,7 @@ static inline int choices_most_batches(const ModelPlan *p, const ChoiceTask *t, 
     return most;
 }
 
-// scores [row_count]: of the rows of this rank, which are in order [count]; the others are 0.
+// scores [row_count]: scores of this rank's rows, order [count]; the other scores are 0.
 static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, const int *order, int count,
                                  double *scores) {
     const ModelPlan *p = m->plan;
@@ -209,7 +209,7 @@ static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, 
 
 // ---- scores of tasks
 
-// Sums over examples, of numbers that ranks add.
+// Sums over examples; the ranks add them.
 typedef struct {
     double correct, correct_norm, chance;
     double x, y, xx, xy, yy; // x: bits of the correct completion; y: bytes of its text
@@ -237,7 +237,7 @@ static inline double choice_number(const ChoiceScore *s, int i) {
     return *(const double *)(const void *)((const char *)s + choice_numbers[i].field);
 }
 
-// scores: of the task's rows.
+// scores: scores of the task's rows.
 static inline void choices_add(ChoiceSums *sums, const ChoiceTask *t, const ChoiceExample *e, const double *scores) {
     int best = -1, best_norm = -1;
     double largest = -INFINITY, largest_norm = -INFINITY;
@@ -305,7 +305,7 @@ static inline void print_choices(const ChoiceScore *s) {
     printf(", %d examples\n", s->task->count);
 }
 
-// The record of log.jsonl, and a line.
+// Writes the record of log.jsonl, and prints a line.
 static inline void log_choices(Log *log, int64_t step, const ChoiceScore *s) {
     char fingerprint[24];
     FORMAT(fingerprint, "%" PRIu64, s->task->fingerprint);

@@ -1,6 +1,6 @@
 /*
-evaluation_model.h: the model as measurements see it: plain data, and callbacks that run it; its validation loss, and
-the windows that --eval reads.
+evaluation_model.h: the interface of a model for measurements: plain data, and callbacks that run it; its validation
+loss, and the windows that --eval reads.
 */
 #pragma once
 #include "../data/dataloader.h"
@@ -15,12 +15,12 @@ typedef struct {
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.
     void (*forward)(void *model, const int *tokens, int B, int T, LayerVisit visit, void *data);
-    // Adds the losses of a batch to acts->losses. starts: of documents, or NULL.
+    // Adds the losses of a batch to acts->losses. starts: starts of documents, or NULL.
     void (*losses)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T);
-    // The same, and computes the gradients of their sum over total_rows.
+    // Also computes the gradients of the sum of losses / total_rows.
     void (*gradients)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                       double total_rows);
-    // Whether to abandon the measurement, whose result is then not used. All ranks call it equally often, before their
+    // Whether to abort the measurement, whose result is then not used. All ranks call it equally often, before their
     // batches. NULL: never.
     bool (*abandons)(void *agreement);
     void *agreement;
@@ -38,7 +38,7 @@ static inline double loss_sum(const Activations *a, int N) {
     return sum;
 }
 
-// Losses by class: sums, then means, of the targets of each of n classes.
+// Losses by class: for each of n classes of targets the sum, then the mean.
 typedef struct {
     size_t n;
     double *losses, *targets;

@@ -2,20 +2,20 @@
 generated_text.h: what --generate prints: text for a terminal, or with --prompts a JSON line for each prompt.
 
   StopReason print_generated(g, tokenizer, count, key, log, step)
-                                                                 the prompt of the options and its continuation, which
-                                                                 a log (NULL: none) gets as a record `sample`; neither
-                                                                 when the generator abandons it: NOT_STOPPED
+                                                                 prints the prompt of the options and its continuation,
+                                                                 and logs a record `sample` (log NULL: none); does
+                                                                 neither if the generator aborts it: NOT_STOPPED
   Sequence *prompts_sequences(p, tokenizer, V, T, count, key)    the prompts of a file, as tokens; free_sequences().
                                                                  Exits with one line if a prompt has no tokens in the
                                                                  vocabulary, or is too long for the context
   int  print_results(g, list, p, tokenizer)                      generates and prints them in the order of the file
 
   stdout   {"prompt": TEXT or [ID, ...], "text": TEXT, "tokens": [ID, ...], "stopped": "length"}: the prompt as it was
-           given, the generated tokens and their text, and why there are no more of them: "length", "separator" or
+           given, the generated tokens and their text, and why generation ended: "length", "separator" or
            "not_finite". Bytes that are not UTF-8 become U+FFFD; "text" is null if tokens have no text. A line is
            written as soon as its prompt and those before it are done
   stderr   the speed, at the end
-  random   prompt i of the file draws with the stream key ^ random_mix(i): the first as a single prompt does
+  random   prompt i of the file draws with the stream key ^ random_mix(i); prompt 0 equals a single prompt
 */
 #pragma once
 #include "../text/prompts.h"
@@ -50,7 +50,7 @@ static inline StopReason print_generated(const Generator *g, const RunTokenizer 
                      tokenizer->tokenizer, tokenizer->separator);
         printf("\n");
         fflush(stdout);
-        bool begins = length == tokenizer->implied; // there is no prompt
+        bool begins = length == tokenizer->implied; // the prompt is empty
         if (log) log_sample(log, step, tokens + length, generated, begins, g->V, tokenizer->tokenizer, stopped);
     }
     free(tokens);

@@ -24,9 +24,8 @@ typedef struct {
     int B, T, V; // sequences at a time, longest context, vocabulary
     double temperature;
     int top_k;
-    int stop; // token that ends a sequence; -1: none
-    bool (*abandons)(
-        void); // whether to leave the sequences unfinished, NOT_STOPPED; asked before each token; NULL: never
+    int stop;               // token that ends a sequence; -1: none
+    bool (*abandons)(void); // whether to abort the sequences, as NOT_STOPPED; called before each token; NULL: never
 } Generator;
 
 typedef enum { NOT_STOPPED, STOPPED_AT_LENGTH, STOPPED_AT_SEPARATOR, STOPPED_NOT_FINITE } StopReason;
@@ -34,7 +33,7 @@ typedef enum { NOT_STOPPED, STOPPED_AT_LENGTH, STOPPED_AT_SEPARATOR, STOPPED_NOT
 typedef struct {
     int *tokens; // [length + count]: the prompt, then the generated ones
     int length, count;
-    uint64_t key;      // of the random stream
+    uint64_t key;      // key of the random stream
     int end;           // tokens so far
     int begin, cached; // tokens[begin .. end-1] is the context; `cached` of it are in the model's cache
     StopReason stopped;
@@ -50,7 +49,7 @@ static inline Sequence sequence_of(const Generator *g, int *tokens, int length, 
     return s;
 }
 
-// Draws the token that follows the context. A separator at which the sequence stops is not part of it.
+// Draws the token that follows the context. A separator that stops the sequence is not part of the sequence.
 static inline void sequence_draw(const Generator *g, Sequence *s, const float *logits, Sampler *sampler) {
     int token = sample_token(logits, g->V, g->temperature, g->top_k,
                              random_uniform(s->key, (uint64_t)(s->end - s->length)), sampler);
@@ -96,7 +95,7 @@ static inline void batch_close(GenerationBatch *w) {
     free(w->running);
 }
 
-// Gives each place whose sequence has stopped the next one of the list, and processes contexts that are not in the
+// Gives each place whose sequence has stopped the next sequence of the list, and processes contexts that are not in the
 // cache. Returns the number of places up to the last one in use.
 static inline int batch_prefill(const Generator *g, GenerationBatch *w, Sequence *list, int count,
                                 GenerationTimes *times) {
@@ -117,7 +116,8 @@ static inline int batch_prefill(const Generator *g, GenerationBatch *w, Sequence
     return used;
 }
 
-// One token for each of the places 0 .. used-1. A place without a sequence computes a token that nothing reads.
+// Computes one token for each of the places 0 .. used-1. A place without a sequence computes a token that nothing
+// reads.
 static inline void batch_decode(const Generator *g, GenerationBatch *w, int used, GenerationTimes *times) {
     double start = now_seconds();
     for (int b = 0; b < used; b++) {

@@ -1,5 +1,5 @@
 /*
-generation_model.h: a model for generation as generation.h sees it: plain data, and callbacks that run its layers.
+generation_model.h: the interface of a model for generation.h: plain data, and callbacks that run its layers.
 
   generator_of(m, temperature, top_k, stop)   a Generator of the model
   generation_prefill, generation_decode       its callbacks
@@ -29,7 +29,7 @@ static inline void generation_logits(const GenerationModel *m, const floatX *row
     free(host);
 }
 
-// Row `from` of x, with rows of C elements, becomes row 0.
+// Copies row `from` of x, with rows of C elements, to row 0.
 static inline void row_to_front(floatX *x, int from, int C) {
     if (from) cache_load(x, x, from, 1, from + 1, C);
 }

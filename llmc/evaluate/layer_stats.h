@@ -1,12 +1,12 @@
 /*
 layer_stats.h: statistics of a layer: the records "stats" of log.jsonl (--stats-every).
 
-  LayerStats layer_stats(plan, activations, l, s)       of the micro-batch that the activations hold
+  LayerStats layer_stats(plan, activations, l, s)       statistics of the micro-batch that the activations hold
   double     update_norm_by_group(squares, state, o, scale, lr, update)
   void       log_layer_stats(log, step, layer, stats, grad_norm, update_norm)
 
-  update   of what AdamW updates: with Muon without its matrices, whose update follows from the orthogonalization
-  ranks    Each measures what it updates; sums of different numbers of ranks differ by rounding in double.
+  update   includes only tensors that AdamW updates, not Muon's matrices, whose update follows from orthogonalization
+  ranks    Each rank measures its own updates; sums over different numbers of ranks differ by rounding in double.
   source   attention mass on position 0: Gu et al. 2024, "When attention sink emerges in language models"; context RMS,
            the RMS of each output head's row of attention output: DIFF V2
 */
@@ -40,9 +40,9 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const Activations *a
     return stats;
 }
 
-// squares [groups], of all ranks: sums of squares of the changes that model_update makes in the tensors before the
-// layers, of each layer, and after them, without weight decay, at the rates of the step (--change). Called by all ranks
-// before the update. scale: of the gradients; update: its number. Returns the norm of the whole update.
+// squares [groups], summed over all ranks: sums of squares of the changes that model_update makes in the tensors before
+// the layers, in each layer, and after the layers, without weight decay, at the rates of the step (--change). All ranks
+// call it before the update. scale: factor of the gradients; update: its number. Returns the update's norm.
 static inline double update_norm_by_group(double *squares, const ModelState *s, const Options *o, double scale,
                                           double lr, int64_t update) {
     const TensorList *list = &s->plan->tensors;
@@ -70,7 +70,7 @@ static inline double update_norm_by_group(double *squares, const ModelState *s, 
     return sqrt(sum);
 }
 
-// grad_norm: of the layer's gradients before clipping. update_norm: NaN without an update
+// grad_norm: norm of the layer's gradients before clipping. update_norm: NaN without an update
 static inline void log_layer_stats(Log *log, int64_t step, int layer, const LayerStats *s, double grad_norm,
                                    double update_norm) {
     log_begin(log, "stats", step);

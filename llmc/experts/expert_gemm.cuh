@@ -10,7 +10,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   limits      cycles of a piece: shared memory 384 (the warps read 32 KiB, 16 KiB are copied, 128 bytes a cycle); tensor
               cores 512 on sm_80, 256 on sm_90, 2048 on cards: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
               read 48 KiB: 512 cycles. Larger warp tiles do not fit: 64 x 64 sums take 128 registers of a thread
-  FP8 all codes are contiguous along the sum, as mma.cuh requires: by weights the codes of the transposes, whose
+  FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights the codes of the transposes, whose
               columns begin at a multiple of 16 for each expert (operations.h). A fragment of 4 codes of FP8 has the
               place of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
   rejected    cublasGemmGroupedBatchedEx (cuBLAS 13.1) takes the rows of each expert from the host: a copy and a
@@ -35,18 +35,18 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
 #include "../ops/linear/fp8.cuh"
 
 typedef struct {
-    GemmShape shape;       // of one expert; by rows without M, by weights without K. K, lda, ldb: in EXPERT_UNIT
+    GemmShape shape;       // one expert's product, without M by rows, without K by weights. K, lda, ldb: in EXPERT_UNIT
     GemmOperands operands; // with FP8: B_scale of the first expert; in the header of each other one's codes
     const int *starts;     // (count+1)
     int count;
     size_t stride;       // bytes from one expert's B by rows, or C by weights, to the next
     bool by_rows, pairs; // pairs: two elements of C are stored at a time
 } ExpertGemm;
-// Bytes of a number of an operand, or of a pair of codes.
+// Bytes of one number of an operand in bf16 or fp32, or of two FP8 codes.
 template <OperandType TYPE> constexpr size_t EXPERT_UNIT = TYPE == OPERAND_STORED ? sizeof(floatX) : 2;
 
-// The expert and the first row, within its rows, of a piece of `height` rows; false: there is no such piece. Each warp
-// counts the pieces of 32 experts at a time.
+// Finds the expert of a piece of `height` rows, and the piece's first row among the expert's rows; false: there is no
+// such piece. Each warp counts the pieces of 32 experts at a time.
 static __device__ inline bool expert_piece(const int *starts, int count, int piece, int height, int *expert, int *row) {
     int lane = (int)threadIdx.x % WARP;
     for (int e0 = 0; e0 < count; e0 += WARP) {
@@ -73,12 +73,12 @@ static inline unsigned expert_pieces(int R, int count, int height) { // at most
     return (unsigned)pieces;
 }
 
-// Where the columns of expert e begin in transposed codes, whose rows before it end at `start`.
+// Where the columns of expert e begin in transposed codes; start: the number of rows of the experts before it.
 static __device__ inline size_t expert_code_column(int start, int e) {
     return (size_t)fp8_pad(start) + (size_t)e * FP8_ALIGN;
 }
 
-// What a block computes: a piece of one expert's product.
+// A piece of one expert's product, which one block computes.
 typedef struct {
     GemmShape s;
     const char *A, *B;
@@ -174,9 +174,9 @@ template <bool BY_COLUMNS> struct ExpertCopies {
     }
 };
 
-// The pack that a lane gives to ldmatrix for the fragments of elements (i + 0..15, 0..15). Of a: [0] and [1] rows i and
-// i + 8, [2] and [3] the same at k + 8. Of b: [0] and [1] columns k and k + 8, the registers of one product, [2] and
-// [3] the same at row i + 8.
+// The pack that a lane gives to ldmatrix for the fragments of elements (i + 0..15, 0..15). Fragments of a: [0] and [1]
+// are rows i and i + 8 at k, [2] and [3] are the rows at k + 8. Fragments of b: [0] and [1] are columns k and k + 8,
+// the registers of one product, [2] and [3] are the columns at row i + 8.
 template <bool BY_COLUMNS, bool OF_B> static __device__ inline int expert_lane(int i) {
     int row = (int)threadIdx.x % 8, matrix = (int)threadIdx.x % WARP / 8, low = matrix % 2 * 8, high = matrix / 2 * 8;
     return expert_pack<BY_COLUMNS>(i + (OF_B ? high : low) + (BY_COLUMNS ? 0 : row),

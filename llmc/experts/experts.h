@@ -20,7 +20,7 @@ static inline void expert_group(int *starts, int *entries, int *places, const in
     memset(starts, 0, (size_t)(r.E + 1) * sizeof(int));
     for (int i = 0; i < R; i++) starts[experts[i] + 1]++;
     for (int e = 0; e < r.E; e++) starts[e + 1] += starts[e];
-    for (int i = 0; i < R; i++) { // starts[e] is the next place of expert e, and in the end the first one of e + 1
+    for (int i = 0; i < R; i++) { // starts[e]: the next place of expert e; at the end, the first place of e + 1
         int p = starts[experts[i]]++;
         entries[p] = i;
         places[i] = p;

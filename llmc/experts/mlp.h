@@ -1,10 +1,10 @@
 /*
-mlp.h: the MLP of a layer of any kind (mlp_kinds.h): of every token, of experts, or both.
+mlp.h: the MLP of a layer of any kind (mlp_kinds.h): an MLP for every token, experts, or both.
 
   every token  branch[n] = down(swiglu(gate_up(x[n])))
   experts      branch[n] = sum over the K experts of token n of down(w swiglu(gate_up(x[n]))), added to the MLP of every
                token, if there is one; w is the weight that the router gives the expert (router.h, experts.h)
-  recompute    mlp_recompute has the bits of the forward. It computes neither the routing, which is kept, nor the
+  recompute    mlp_recompute gives the bits of the forward. It omits the routing, which is kept, and the
                products whose output no backward reads
 */
 #pragma once
@@ -13,7 +13,7 @@ mlp.h: the MLP of a layer of any kind (mlp_kinds.h): of every token, of experts,
 #include "router_losses.h"
 
 // clang-format off
-// The activations of a layer's MLP, in the columns of LAYER_ACTIVATIONS (activations.h), of an MlpDims `mlp`.
+// The activations of a layer's MLP with the MlpDims `mlp`. The columns are as in LAYER_ACTIVATIONS (activations.h).
 #define MLP_ACTIVATIONS(A, M)                                                                                         \
     /* rows [gate | up] of the MLP that every token passes */                                                         \
     A(floatX, gate_up, N * 2 * mlp.width, RECOMPUTE_NORMS_AND_MLP)                                                    \
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     int layer, C;
     MlpDims dims;
-    Linear gate_up, down; // of every token; dims.width 0: none
+    Linear gate_up, down; // for every token; dims.width 0: none
     Activation dgate_up;
     floatX *dhidden;
     ExpertLinear expert_gate_up, expert_down; // dims.experts 0: none
@@ -49,19 +49,19 @@ typedef struct {
     Activation expert_hidden, dexpert_gate_up;
     floatX *dexpert_hidden;
     real *dexpert_weights;
-    MlpActivations *a; // of the layer
+    MlpActivations *a; // the layer's activations
 } Mlp;
 
 static inline Routing mlp_routing(const Mlp *m, int N) { return (Routing){N, m->C, m->dims.experts, m->dims.active}; }
 
-// hidden = weight * swiglu(expert_gate_up) of the rows of experts, which the backward computes again
+// hidden = weight * swiglu(expert_gate_up) for the rows of experts; the backward recomputes it
 static inline void mlp_expert_hidden(const Mlp *m, int N) {
     const MlpActivations *a = m->a;
     expert_swiglu_forward(m->expert_hidden, a->expert_gate_up, a->expert_weights, a->entries, N * m->dims.active,
                           m->dims.expert_width);
 }
 
-// Computes what the down projections read, without the hidden rows of experts (mlp_expert_hidden).
+// Computes the inputs of the down projections, except for the hidden rows of experts (mlp_expert_hidden).
 static inline void mlp_recompute(Activation x, const Mlp *m, int N) {
     const MlpActivations *a = m->a;
     if (m->dims.experts) {
@@ -93,8 +93,8 @@ static inline void mlp_forward(floatX *branch, Activation x, const Mlp *m, int N
     }
 }
 
-// After the forward of a micro-step of N rows, before its backward: its part of the loads and losses. first: of the
-// update. Called by all ranks.
+// Adds a micro-step of N rows to the loads and losses, between its forward and its backward. first: the first
+// micro-step of the update. Called by all ranks.
 static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, double total_rows, bool first) {
     size_t loads = (size_t)losses->L * losses->E;
     if (losses->E == 0) return;
@@ -117,14 +117,14 @@ static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, 
     free(sums);
 }
 
-// From dbranch to dx. The gradient of the experts is added if every token has an MLP.
+// Computes dx from dbranch; dx += if every token also has an MLP, else =.
 static inline void mlp_experts_backward(floatX *dx, Activation dbranch, Activation x, const Mlp *m,
                                         const RouterLosses *losses, int N, bool add) {
     const MlpActivations *a = m->a;
     Routing r = mlp_routing(m, N);
     int R = N * r.K;
     mlp_expert_hidden(m, N);
-    // branch = sum over the places of a row, of down(hidden)
+    // branch = sum of down(hidden) over the places of a row
     expert_gather(m->rows, dbranch.data, a->entries, r);
     expert_linear_backward(m->dexpert_hidden, activation(m->rows, dbranch.max), m->expert_hidden, &m->expert_down,
                            a->starts, N, R, add);

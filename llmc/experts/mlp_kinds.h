@@ -1,5 +1,5 @@
 /*
-mlp_kinds.h: the sizes of a layer's MLP: one that every token passes, experts of which a router selects some for each
+mlp_kinds.h: the sizes of a layer's MLP: one that every token passes, experts among which a router selects for each
 token, or both.
 
   The MLP that every token passes has the tensors mlp.*: in a dense layer it has the width F, in a layer with experts
@@ -10,6 +10,6 @@ token, or both.
 #pragma once
 
 typedef struct {
-    int width;                         // of the MLP that every token passes; 0: there is none
-    int experts, active, expert_width; // experts of the layer, those that a token passes, width of one
+    int width;                         // width of the MLP that every token passes; 0: there is none
+    int experts, active, expert_width; // experts of the layer, experts that a token passes, width of an expert
 } MlpDims;

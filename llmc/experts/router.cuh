@@ -11,7 +11,7 @@ router.cuh: the router of a mixture of experts. Equations in router.h.
 #include "operations.h"
 #include "../ops/runtime.cuh"
 
-// An expert and what it is selected by; expert -1: none.
+// An expert and its score, by which experts are selected; expert -1: none.
 struct RouterChoice {
     float score;
     int expert;

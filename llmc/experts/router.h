@@ -1,7 +1,7 @@
 /*
 router.h: the router of a mixture of experts.
 
-  forward   l = x W^T;  p = softmax(l);  of the K largest logits: w = softmax over these K alone = p / (sum of their p)
+  forward   l = x W^T;  p = softmax(l);  for the K largest logits: w = softmax over these K alone = p / (sum of their p)
   bias      with a bias b the K experts with the largest p + b, and w from p as before: b has no gradient. After an
             update b_e += rate sign(mean load - load_e), so that experts with few tokens get more
   losses    balance: E sum_e f_e P_e, f_e the share of all choices that fell on expert e, taken as a constant, P_e the
@@ -29,7 +29,7 @@ static inline bool router_before(const real *scores, int a, int b) {
     return scores[a] > scores[b] || (!(scores[a] < scores[b]) && a < b);
 }
 
-// The first expert of those that follow `last`, or of all if it is -1.
+// The first expert after `last`, or of all experts if `last` is -1.
 static inline int router_next(const real *scores, int E, int last) {
     int best = -1;
     for (int e = 0; e < E; e++)

@@ -3,8 +3,8 @@ router_losses.h: the losses of the routers of a mixture of experts, in an update
 and ranks. Equations in router.h.
 
   load balancing  1/layers sum over layers of E sum_e f_e P_e. P_e is the mean probability of expert e over the tokens
-                  of the update. f_e is the share of expert e in all choices: of all ranks, and in the backward of a
-                  micro-step of this and the earlier micro-steps of the update; its value is reported for all of them
+                  of the update. f_e is the share of expert e in the choices of all ranks. The backward of a
+                  micro-step counts the update's micro-steps so far; the reported loss counts all of them
   z               1/layers sum over layers of the mean of (log sum exp of the logits)^2
   ranks           the numbers of tokens of each expert are summed over the ranks once per micro-step, not per layer;
                   with one rank they stay on the device until the end of the update
@@ -16,22 +16,22 @@ and ranks. Equations in router.h.
 #include "operations.h"
 
 typedef struct {
-    double aux_weight, z_weight; // of the losses in the sum that is minimized
-    double bias_rate;            // of the bias; 0: it does not change
+    double aux_weight, z_weight; // weights of the losses in the minimized sum
+    double bias_rate;            // rate of the bias; 0: it does not change
     double aux, z;               // their values in the last update, without the weights
-    real balance, squares;       // of a row, in router_backward
-    int first, L, E, K;          // layers first .. L-1 have routers; E 0: none has
-    real *totals;                // (L, 2E+1): as router_totals, of the micro-steps of an update
+    real balance, squares;       // weights of the losses per row, for router_backward
+    int first, L, E, K;          // layers first .. L-1 have routers; E 0: no layer has one
+    real *totals;                // (L, 2E+1): totals of router_totals over the micro-steps of an update
     real *loads;                 // (L, E): tokens of each expert, summed over ranks and over the micro-steps so far
 } RouterLosses;
 
-static inline size_t router_total_count(int E) { return E ? 2 * (size_t)E + 1 : 0; } // of a layer
+static inline size_t router_total_count(int E) { return E ? 2 * (size_t)E + 1 : 0; } // per layer
 static inline size_t router_all_totals(const RouterLosses *r) { return (size_t)r->L * router_total_count(r->E); }
 static inline real *router_layer_totals(const RouterLosses *r, int l) {
     return r->totals + (size_t)l * router_total_count(r->E);
 }
 
-// The totals of all layers and ranks, in host memory to be freed. Called by all ranks.
+// The totals of all layers, summed over the ranks; the caller frees them. Called by all ranks.
 static inline double *router_sum_totals(const RouterLosses *r) {
     size_t count = router_all_totals(r);
     real *own = (real *)checked_calloc(count, sizeof(real));
@@ -48,7 +48,7 @@ static inline bool router_sums_loads(const RouterLosses *r) {
     return comm_ranks() > 1 && (r->aux_weight != 0 || r->bias_rate != 0);
 }
 
-// The tokens of each expert of layer l, as of the last router_count.
+// The tokens of each expert of layer l at the last router_count.
 static inline const real *router_loads(const RouterLosses *r, int l) {
     return router_sums_loads(r) ? r->loads + (size_t)l * r->E : router_layer_totals(r, l);
 }

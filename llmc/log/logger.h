@@ -10,8 +10,8 @@ logger.h: the directory of a run: run.json and log.jsonl.
          run
   void   log_resume(log, dir, step, measures)
                                        an existing run: locks it, drops a torn last line and the records after `step`.
-                                       measures: and what was measured after it, which will be measured again
-  int64_t log_last_step(dir, &saved)   the last step that the log has, and the last one that it states a checkpoint of;
+                                       measures: also drops measurements after `step`, which will be repeated
+  int64_t log_last_step(dir, &saved)   the last step in the log, and the last step for which it records a checkpoint;
                                        0: none
   void   log_write_run(log, dir, run)  replaces run.json of a locked run
   void   log_sync(log)                 flushes the log to the disk; required before a checkpoint is saved. Writes
@@ -31,8 +31,8 @@ logger.h: the directory of a run: run.json and log.jsonl.
   numerics 9 significant digits, which distinguish neighbouring fp32 values. NaN and infinities are null.
   atomic   one write() per line; a failing write ends the program: on a full disk a checkpoint would fail too
   lock     One process at a time uses a run: it locks run.json, on file systems with locks. A new run.json is locked
-           under its temporary name, before it is written, and keeps the lock when it is renamed: of two simultaneous
-           first starts one gets the lock, and the other changes nothing.
+           under its temporary name, before it is written, and keeps the lock when it is renamed. If two first
+           starts run at the same time, one gets the lock and the other changes nothing.
   links    run.json.tmp and log.jsonl.tmp are created anew, and log.jsonl is not written through a link. log_lock
            removes what a killed start has left.
   errors   CHECK, with the path
@@ -46,7 +46,7 @@ enum { LOG_LINE_SIZE = 64 << 10, LOG_STRING_LIMIT = 32 << 10, LOG_RUN_LIMIT = 16
 
 typedef struct {
     bool held;
-    int fd; // of run.json
+    int fd; // run.json
 } RunLock;
 
 typedef struct {
@@ -113,7 +113,7 @@ static inline int log_lock_new(const char *dir, const char *path) {
     }
 }
 
-// Also removes what a start that was killed before it renamed a file has left.
+// Also removes files of a start that was killed before it renamed them.
 static inline RunLock log_lock(const char *dir) {
     static const char *const temporary[] = {"run.json.tmp", "log.jsonl.tmp"};
     char path[PATH_SIZE];
@@ -194,7 +194,7 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     log_open(log, dir, O_CREAT | O_EXCL);
 }
 
-// A copy of log.jsonl, which log_publish_copy puts in its place. PATH.tmp: the next start removes it after a kill.
+// Creates PATH.tmp, a copy of log.jsonl that log_publish_copy renames to it. After a kill the next start removes it.
 static inline int log_create_copy(const char *path, char temporary[PATH_SIZE]) {
     int n = snprintf(temporary, PATH_SIZE, "%s.tmp", path);
     CHECK(n < PATH_SIZE, "a name is too long: %.80s...", path);
@@ -286,7 +286,7 @@ static inline int64_t log_last_step(const char *dir, int64_t *saved) {
     CHECK(f, "cannot read %s: %s", path, strerror(errno));
     for (ssize_t length; (length = getline(&line, &room, f)) > 0;) {
         cJSON *record = json_parse(line, (size_t)length);
-        if (json_get_number(record, "step", &step)) last = fmax(last, fmin(step, 1e15)); // any number may be there
+        if (json_get_number(record, "step", &step)) last = fmax(last, fmin(step, 1e15)); // it may be any number
         if (json_get_number(record, "of_step", &of_step)) *saved = (int64_t)fmax(0, fmin(of_step, 1e15));
         cJSON_Delete(record);
     }

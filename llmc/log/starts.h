@@ -19,7 +19,7 @@ start.
                run.json, and also to readers of the log, from which a resume removes the records after its checkpoint.
                "old" is the value of the checkpoint or, where that equals the new value, the value of the previous
                start.
-  use The options at step s are the options of the last start in the list with a step below s.
+  use          The options at step s are the options of the last start in the list with a step below s.
 */
 #pragma once
 #include "../base/common.h"

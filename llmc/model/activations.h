@@ -1,6 +1,6 @@
 /*
-activations.h: the activations of a model, their layout, and the bytes of all its buffers. The one place that knows
-these sizes. [] shapes are row-major.
+activations.h: the activations of a model, their layout, and the bytes of all its buffers. No other file defines these
+sizes. [] shapes are row-major.
 */
 #pragma once
 #include "../experts/mlp.h"
@@ -11,37 +11,38 @@ these sizes. [] shapes are row-major.
 #ifndef LOGIT_ROWS
 #define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
-// Positions of a prompt that generation processes at a time, likewise.
+// Positions of a prompt that generation processes at a time. Tests make it small, too.
 #ifndef PREFILL_ROWS
 #define PREFILL_ROWS 512
 #endif
 
 // clang-format off
 // The activations of a layer that its backward reads: type, name, elements, and the level of --recompute from which
-// they are computed again. M: without a type, an Activation; last the linear layer that reads it. Elements are rows by
-// columns by ..., row-major; a tensor without any is NULL. Those of the MLP: MLP_ACTIVATIONS (mlp.h).
+// they are recomputed. M has no type: it is an Activation, and its last column is the linear layer that reads it.
+// Elements: rows by columns by ..., row-major; a tensor without elements is NULL. For the MLP see MLP_ACTIVATIONS
+// (mlp.h).
 enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
 #define LAYER_ACTIVATIONS(A, M)                                                                                       \
     M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_FUSED)                                                            \
     A(real, rstd1, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
     /* rows [q | k | v | lambda | gate], q and k normalized and rotated */                                            \
     A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
-    /* q and k before their norm */                                                                                   \
+    /* q and k before qk_norm */                                                                                      \
     A(floatX, qk, c->qk_norm && backward ? N * d->rope_heads * d->QD : 0, RECOMPUTE_BLOCK)                            \
-    /* attention output of every query head, or what diff_attention keeps: (N, heads_kept, DV) */                     \
+    /* attention output of every query head, or `kept` of diff_attention: (N, heads_kept, DV) */                      \
     A(floatX, heads, N * heads_kept(plan, l) * d->DV, RECOMPUTE_BLOCK)                                                \
-    /* (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T) */                                                    \
+    /* (key_sets, lse_set_stride); each set is (B, NQ/key_sets, T) */                                                 \
     A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
-    /* of block-sparse attention, as SparseShape.lists */                                                             \
+    /* lists of block-sparse attention (SparseShape.lists) */                                                         \
     A(int, lists, (layer_sparse(c, l) ? N * d->NV * (layer_sparse(c, l) + 2) : 0), RECOMPUTE_BLOCK)                   \
-    /* where it is not projected from the input; else columns of fused */                                             \
+    /* (N, OH); columns of fused in variants that project lambda from the input */                                    \
     A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                                    \
-    /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
+    /* heads after the subtraction: (N, OH, DV); in variants without noise heads, the same memory as heads */         \
     M(combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                           \
-    /* combined, normalized; in variants without a norm, combined */                                                  \
+    /* combined after the norm; in variants without a norm, the same memory as combined */                            \
     A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP)                                         \
     A(real, rstd_sub, d->norm_width ? N * d->norm_count : 0, RECOMPUTE_NORMS_AND_MLP)                                 \
-    /* input of o_proj, after the gate: (N, NH*D); in variants without a gate, normed */                              \
+    /* normed after the gate, input of o_proj: (N, NH*D); in variants without a gate, the same memory as normed */    \
     M(attn_out, d->gate_width ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                             \
     A(floatX, x_mid, N * C, RECOMPUTE_BLOCK)                  /* residual stream after attention */                   \
     M(norm2, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_GATE_UP)                                                          \
@@ -49,8 +50,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* residual stream after the MLP, the next block's input */                                                       \
     A(floatX, x_out, N * C, RECOMPUTE_NEVER)
 
-// The activations of the model: type, name, elements. M: an Activation; last the linear layer that reads it, and
-// whether as a gradient.
+// The activations of the model: type, name, elements. M: an Activation; its last columns are the linear layer that
+// reads it, and whether the layer reads it as a gradient.
 #define ACTIVATIONS(A, M)                                                                                         \
     A(int, inputs, N)                                                                                             \
     A(int, targets, N)                                                                                            \
@@ -66,18 +67,18 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(real, log_z, N)                                         /* log sum of exp(logits) of each row */            \
     A(real, rope, (size_t)c->T * d->QD)                       /* (T, 2, QD/2): cosines, sines */                  \
     A(floatX, embedded, N * C)                                                                                    \
-    /* YOCO: input of the keys and values of the upper half; rows [k | v], k normalized and rotated; k before */  \
+    /* YOCO: input of the shared keys and values; kv: rows [k | v], k normalized and rotated; k before qk_norm */ \
     M(kv_norm, c->yoco ? N * C : 0, LINEAR_KV, 0)                                                                 \
     A(real, kv_rstd, c->yoco ? N : 0)                                                                             \
     A(floatX, kv, c->yoco ? N * d->kv_ld : 0)                                                                     \
     A(floatX, kv_kept, c->yoco && c->qk_norm && backward ? N * d->NK * d->QD : 0)                                 \
     /* means of the blocks of keys of one layer; generation keeps the means of all layers */                      \
     A(real, block_means, generates || !c->sparse_blocks ? 0 : N / c->sparse_size * d->NK * d->QD)                 \
-    /* generation with windows: what a piece of a prompt reads */                                                 \
+    /* generation with windows: the keys and values that a piece of a prompt reads */                             \
     A(floatX, staged, ring ? (c->window - 1 + N) * d->kv_rows : 0)                                                \
-    /* output of o_proj and of down_proj, before it joins the residual stream */                                  \
+    /* output of o_proj and of down_proj, before the addition to the residual stream */                           \
     A(floatX, branch, N * C)                                                                                      \
-    /* input of the experts, then their output; the backward uses both for gradients */ \
+    /* input of the experts, then their output; the backward uses both for gradients */                           \
     A(floatX, expert_rows, R * C)                                                                                 \
     A(floatX, expert_out, R * C)                                                                                  \
     A(floatX, expert_hidden, R * FE)                                                                              \
@@ -86,11 +87,11 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, logits, (size_t)plan->logit_rows * plan->Vp)    /* then their gradient */                           \
     /* sums of squares of this rank's pieces of the gradients, one for each bucket */                             \
     A(double, grad_squares, backward ? (size_t)plan->sharding.count : 0)                                          \
-    /* gradients of the activations with these names; dx: of the residual stream */                               \
+    /* gradients of the activations with these names; dx is the gradient of the residual stream */                \
     A(floatX, dx, backward ? N * C : 0)                                                                           \
     A(floatX, dnorm, backward ? N * C : 0)                                                                        \
     A(floatX, dfused, backward ? N * d->fused_ld : 0)         /* columns from fused_rows on are zero */           \
-    /* of kv, by one layer; then the sum over layers */                                                           \
+    /* dkv: the gradient of kv by one layer, then the sum over the layers */                                      \
     M(dkv, backward && c->yoco ? N * d->kv_ld : 0, LINEAR_KV, 1)                                                  \
     A(real, dkv_sum, backward && c->yoco ? N * d->kv_ld : 0)                                                      \
     A(floatX, dheads, backward && heads_kept(plan, 0) == d->NQ ? N * d->NQ * d->DV : 0)                           \
@@ -103,7 +104,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, dexpert_gate_up, backward ? R * 2 * FE : 0)                                                         \
     A(floatX, dexpert_hidden, backward ? R * FE : 0)                                                              \
     A(real, dexpert_weights, backward ? R : 0)                                                                    \
-    /* (L, 2E+1): as router_totals, of the micro-steps of an update */                                            \
+    /* (L, 2E+1): totals of router_totals over the micro-steps of an update */                                    \
     A(real, router_totals, backward ? c->L * router_total_count(c->E) : 0)                                        \
     /* tokens of each expert, summed over ranks and over the micro-steps so far */                                \
     A(real, router_loads, backward ? (size_t)c->L * c->E : 0)
@@ -116,8 +117,8 @@ typedef struct {
 #undef MEMBER
 #undef MEASURED_MEMBER
     MlpActivations mlp;
-    // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
-    // for generation its cache (B, cache_capacity, kv_rows)
+    // Keys and values that the layer's attention reads at the offsets of KeySet: the fused rows, YOCO's rows, or in a
+    // model for generation the layer's cache (B, cache_capacity, kv_rows)
     floatX *kv;
     // Means of blocks of keys, (B, SparseShape.count, NK, QD): block_means, or in a model for generation beside kv
     real *means;
@@ -156,7 +157,7 @@ typedef struct {
     void *memory;
     size_t bytes;
 } LayerMemory;
-// Without a backward all layers share one set of activations; with --recompute, those that are computed again.
+// Without a backward all layers share one set of activations; with --recompute they share the recomputed ones.
 static inline void *layer_carve(Arena *arena, const ModelPlan *plan, Recompute level, size_t bytes,
                                 LayerMemory *shared) {
     if (bytes == 0) return NULL;
@@ -165,7 +166,7 @@ static inline void *layer_carve(Arena *arena, const ModelPlan *plan, Recompute l
     return shared->memory;
 }
 
-// The cache of layer l: with YOCO the layers of the upper half share one.
+// Allocates the cache of layer l; with YOCO the layers of the upper half share one.
 static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
     if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].kv;
     size_t bytes = (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows * sizeof(floatX);
@@ -227,8 +228,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     }
 }
 
-// Sets what operations of a layer read in memory of others: its input, columns of rows, tensors that are the same where
-// a variant has no operation between them, and gradients.
+// Sets pointers into memory of other activations: the layer's input, columns of rows, outputs of operations that the
+// variant does not have (the output is then the input), and gradients.
 static inline void layer_bind(const Activations *g, const ModelPlan *plan, int l) {
     const AttentionDims *d = plan_dims(plan, l);
     LayerActivations *a = &g->layers[l];
@@ -284,8 +285,8 @@ static inline void activations_begin(const Activations *a, const ModelPlan *plan
 // generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
 typedef struct {
     int B, T;
-    int first;    // of a piece: the position of its first row
-    int sequence; // of a piece: its place in the caches
+    int first;    // generation: position of the first row of the piece
+    int sequence; // generation: the sequence's place in the caches
 } Rows;
 
 // What the attention of one key set of a layer reads and writes. The backward of attention includes rope_backward.
@@ -293,7 +294,7 @@ typedef struct {
     AttentionShape shape;
     floatX *out, *q, *k, *v;
     real *lse;
-    floatX *dout, *dq, *dk, *dv; // NULL without a backward; dout: also where diff_attention keeps noise heads alone
+    floatX *dout, *dq, *dk, *dv; // NULL without a backward; dout is also NULL if diff_attention keeps only noise heads
 } AttentionTensors;
 
 static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Activations *g, int l, int set, int B,
@@ -312,8 +313,8 @@ static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Ac
     return t;
 }
 
-// Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
-// there.
+// Elements of the gradients, and of the parameters: complete groups, then this rank's pieces if only some groups exist
+// at a time.
 static inline size_t grads_groups_count(const ModelPlan *plan) {
     const TensorList *list = &plan->tensors;
     size_t first = list->group_offset[1], last = list->buffer_count - list->group_offset[list->L + 1];

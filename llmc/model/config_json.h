@@ -7,7 +7,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline
            is written as the first of foreign_classes that has its features, without "attention", so that other programs
-           can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are
+           can load it; no class has YOCO, a window of 1, shared experts or dense layers. Windows are
            "sliding_window" and "layer_types"; "yoco" and "use_qk_norm" are true or missing. Block-sparse models
            have "sparse_blocks", "sparse_block_size" and "full_every". With experts
            "intermediate_size" is the width of one; num_dense_layers layers have dense_intermediate_size.
@@ -18,8 +18,8 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
            rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
            rope_parameters and rope_scaling must not scale angles. Where the class of model_type has another default,
            the key must be there.
-  qwen3    Always normalizes queries and keys. Its windows count if use_sliding_window is true; without layer_types,
-           layers from max_window_layers have the window. A Ministral without layer_types has it in all layers.
+  qwen3    Always normalizes queries and keys. Its windows apply if use_sliding_window is true; without layer_types,
+           layers from max_window_layers on have the window. In a Ministral without layer_types all layers have it.
 */
 #pragma once
 #include "../base/common.h"
@@ -29,7 +29,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "model_config.h"
 #include "removed.h"
 
-// Classes of Transformers 5.24.0 that are read, and written for a model that they hold exactly, with their defaults.
+// Classes of Transformers 5.24.0, with their defaults. All are read; one is written if it describes the model exactly.
 typedef struct {
     const char *type, *class_name; // model_type, architectures
     bool windows, window_switch;   // has sliding_window (4096); reads it only if use_sliding_window (false) is true
@@ -47,7 +47,7 @@ static const ForeignClass foreign_classes[] = {
 };
 enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]) };
 
-// The class that a model is written as; NULL: none holds it.
+// The class that a model is written as; NULL: no class describes it.
 static inline const ForeignClass *foreign_class_of(const ModelConfig *c) {
     // with a window of 1, the cache of these classes keeps all positions (DynamicSlidingWindowLayer)
     if (c->attention != variant_find("baseline") || c->yoco || c->window == 1) return NULL;
@@ -132,7 +132,7 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
     cJSON_Delete(object);
 }
 
-// Keys of features that this model does not have, with the JSON value that disables them; null always does.
+// Keys of features that this model does not have, with the JSON value that disables them; null disables each of them.
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
@@ -145,7 +145,7 @@ enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0
 typedef struct {
     const char *path;
     const cJSON *object;
-    const ForeignClass *foreign; // of model_type; NULL: another one, or none
+    const ForeignClass *foreign; // the class of model_type; NULL: model_type is unknown or missing
 } ConfigReader;
 
 // A JSON value as text for a message.
@@ -180,7 +180,7 @@ static inline int config_int(const ConfigReader *r, const char *key, int fallbac
     return (int)value;
 }
 
-// A number of parts that a model may do without; 0 if the key is missing.
+// A number of optional parts; 0 if the key is missing.
 static inline int config_count(const ConfigReader *r, const char *key) {
     const cJSON *item = config_item(r, key);
     uint64_t value = 0;
@@ -214,7 +214,7 @@ static inline void config_refuse_features(const ConfigReader *r) {
     }
 }
 
-// NULL if model_type is missing or another one.
+// NULL if model_type is missing or unknown.
 static inline const ForeignClass *config_foreign_class(const ConfigReader *r) {
     const cJSON *type = config_item(r, "model_type");
     for (int i = 0; i < FOREIGN_CLASS_COUNT; i++)
@@ -248,7 +248,7 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     return v;
 }
 
-// Checks an object that describes the scaling of angles: there must be none. Returns its rope_theta, or NAN.
+// Checks that an object describes no scaling of angles. Returns its rope_theta, or NAN.
 static inline double config_unscaled_rope(const ConfigReader *r, const char *key) {
     const cJSON *rope = config_item(r, key);
     if (!rope) return NAN;
@@ -311,13 +311,13 @@ static inline void config_read_layer_types(const ConfigReader *r, const cJSON *t
     free(full);
 }
 
-// For a class with a default of its own: the key must be there. It may be null.
+// Requires the key, for a class whose default differs. It may be null.
 static inline void config_require(const ConfigReader *r, const char *key) {
     CHECK(cJSON_GetObjectItemCaseSensitive(r->object, key),
           "%s: the key %s is missing, and model_type is \"%s\", which requires it", r->path, key, r->foreign->type);
 }
 
-// A window without layer_types: in the layers from max_window_layers where the class has this key, otherwise in all.
+// Sets a window without layer_types: in the layers from max_window_layers on if the class has this key, else in all.
 static inline void config_read_first_window(const ConfigReader *r, ModelConfig *c) {
     uint64_t first = 0;
     if (!r->foreign || !r->foreign->window_switch) return;
@@ -330,7 +330,7 @@ static inline void config_read_first_window(const ConfigReader *r, ModelConfig *
     if (first) c->window = 0;
 }
 
-// sliding_window, layer_types and yoco. A key that the class of model_type ignores is rejected.
+// Reads sliding_window, layer_types and yoco. Rejects a key that the class of model_type ignores.
 static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     const cJSON *types = config_item(r, "layer_types"), *window = config_item(r, "sliding_window");
     const ForeignClass *foreign = r->foreign;
@@ -350,7 +350,7 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     else if (window) config_read_first_window(r, c);
 }
 
-// use_qk_norm. A class has the norm or not: the key cannot change that.
+// Reads use_qk_norm. The class decides whether the model has the norm; the key cannot change that.
 static inline bool config_qk_norm(const ConfigReader *r) {
     bool own = r->foreign && r->foreign->qk_norm, norm = config_bool(r, "use_qk_norm", own);
     CHECK(!r->foreign || norm == own, "%s: use_qk_norm is %s, but model_type is \"%s\", which %s this norm", r->path,
@@ -358,7 +358,7 @@ static inline bool config_qk_norm(const ConfigReader *r) {
     return norm;
 }
 
-// The keys of experts. A class has them or not: the keys cannot change that.
+// Reads the keys of experts. The class decides whether the model has experts; the keys cannot change that.
 static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
     static const char *const keys[] = {"num_local_experts", "num_experts_per_tok", "num_shared_experts",
                                        "num_dense_layers", "dense_intermediate_size"};
@@ -411,7 +411,7 @@ static inline void config_read_parametrization(const ConfigReader *r, ModelConfi
           config_value_text(name).text);
     c->base_width = config_count(r, "base_hidden_size");
     c->base_depth = config_count(r, "base_num_hidden_layers");
-    int base_head = config_count(r, "base_head_dim"); // of earlier versions
+    int base_head = config_count(r, "base_head_dim"); // earlier versions wrote it
     CHECK(base_head == 0 || base_head == c->D,
           "%s: base_head_dim is %d, and head_dim %d: the model must have the head width of its base; the last revision "
           "that supports another is %s",

@@ -19,7 +19,7 @@ static inline void init_scale(const Tensor *t, const ModelConfig *c, double *mea
     *mean *= factor, *std *= factor;
 }
 
-// Elements begin .. begin+count-1 of a tensor, to a buffer of all groups, or with a sharding of this rank's pieces.
+// Uploads elements begin .. begin+count-1 of a tensor to a buffer of all groups, or with a sharding to its pieces.
 static inline void init_upload(void *to, const void *host, const Sharding *mine, const Tensor *t, size_t begin,
                                size_t count, size_t element_bytes) {
     for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
@@ -30,8 +30,8 @@ static inline void init_upload(void *to, const void *host, const Sharding *mine,
     }
 }
 
-// Fills params [tensors.buffer_count], with --zero 3 this rank's own pieces. master, unless it is NULL: with --zero
-// likewise this rank's own pieces.
+// Fills params [tensors.buffer_count] (with --zero 3 this rank's own pieces) and, unless it is NULL, master (with
+// --zero this rank's own pieces).
 static inline void model_init(const ModelPlan *plan, floatX *params, real *master, uint64_t seed) {
     const Sharding *mine = plan->sharding.level ? &plan->sharding : NULL, *own = params_two_layers(plan) ? mine : NULL;
     floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));

@@ -1,6 +1,6 @@
 /*
-layer_tensors.h: what the operations of a layer read and write besides activations: its parameters and their gradients,
-in the places that they have from the allocation on. With --zero 3 these are the places of layer l % 2 (state.h).
+layer_tensors.h: the parameters of a layer and their gradients, as pointers that are valid from the allocation on. With
+--zero 3 they point to the places of layer l % 2 (state.h).
 */
 #pragma once
 #include "state.h"
@@ -22,7 +22,7 @@ typedef struct {
 #undef MEMBER
     const floatX *norm_next; // norm1 of the next layer, or the final norm
     Linear qkvg, o;          // qkvg: q, k, v, and lambda or gate
-    Linear kv;               // of YOCO's keys and values, in the layer before which they are computed
+    Linear kv;               // makes YOCO's keys and values; in the layer before which they are computed
     const Mlp *mlp;
 } LayerTensors;
 
@@ -51,7 +51,7 @@ static inline Mlp mlp_bind(const ModelState *s, Activations *g, int l) {
     return m;
 }
 
-// The tensors of layer l. mlp: its MLP, where mlp_bind has put it.
+// The tensors of layer l. mlp: its MLP, which mlp_bind has filled.
 static inline LayerTensors layer_tensors(const ModelState *s, const Mlp *mlp, int l) {
     LayerTensors p;
     bool last = l == s->plan->config.L - 1;

@@ -3,8 +3,8 @@ linear_layers.h: the linear layers of a model: their shapes, weights, rounded co
 magnitudes of their operands.
 
   linear_shape(plan, kind, l)                  without memory; OC is 0 if layer l has no such linear layer
-  linear_at(plan, params, copies, kind, l)     of layer l, or one that the model has once; of experts the first one
-  expert_linear_at(likewise)                   all experts of layer l
+  linear_at(plan, params, copies, kind, l)     the linear layer of layer l, or of the model; the first of experts
+  expert_linear_at(plan, params, copies, kind, l)   all experts of layer l
   linear_max(plan, maxima, kind, l, gradient)  where the largest magnitude of its x, or of its dy, is kept
 
 Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
@@ -14,7 +14,7 @@ while it has parameters: weight_copies_drop is called when others take their pla
 #pragma once
 #include "plan.h"
 
-// The shape of a linear layer, without memory; of one expert.
+// The shape of a linear layer, or of one expert, without memory.
 static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = plan_dims(plan, l);
@@ -36,12 +36,12 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
 static inline bool linear_of_experts(LinearKind kind) {
     return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
 }
-// Whether --gemm fp8 leaves it out.
+// Whether --gemm fp8 leaves the linear layer out.
 static inline bool linear_plain(LinearKind kind) {
     return kind == LINEAR_HEAD || (linear_of_experts(kind) && !linear_experts_in_fp8());
 }
 
-// maxima [L][LINEAR_BLOCK_COUNT][2], then with YOCO [2], of x and of dy; NULL: not kept
+// maxima [L][LINEAR_BLOCK_COUNT][2], then with YOCO [2]: maxima of x and of dy; NULL: not kept
 static inline size_t linear_max_count(const ModelPlan *plan) {
     return ((size_t)plan->config.L * LINEAR_BLOCK_COUNT + plan->config.yoco) * 2;
 }
@@ -51,12 +51,12 @@ static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, Line
     return kept ? maxima + 2 * at + gradient : NULL;
 }
 
-// How many of it a layer has.
+// How many linear layers of this kind a layer has.
 static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
     return linear_of_experts(kind) ? plan->config.E : 1;
 }
 
-// Bytes of the rounded copy of one; 0: its operands are not rounded.
+// Bytes of the rounded copy of a linear layer's weight; 0: its operands are not rounded.
 static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
     return linear_copy_bytes(w.IC, w.OC, linear_plain(kind));
 }
@@ -71,7 +71,7 @@ enum { COPY_ALIGN = 256 };
 static inline void plan_copies(ModelPlan *plan) {
     if (plan->purpose == FOR_GENERATION) return;
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        size_t bytes = 0; // of the layer where it is largest: without experts, or with keys, the first, else the last
+        size_t bytes = 0; // the larger one of the first and the last layer
         for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
             Linear w = linear_shape(plan, (LinearKind)kind, l);
             size_t one = w.OC ? round_up(linear_rounded_bytes(w, (LinearKind)kind), COPY_ALIGN) : 0;
@@ -90,7 +90,7 @@ static inline void plan_copies(ModelPlan *plan) {
 
 typedef struct {
     char *memory;  // NULL: no weight has a copy
-    bool *current; // [L+1]: whether the copies of a layer, or of the LM head, are of the current weights
+    bool *current; // [L+1]: whether the copies of a layer, or of the LM head, are copies of the current weights
 } WeightCopies;
 
 static inline WeightCopies weight_copies_alloc(const ModelPlan *plan) {
@@ -103,7 +103,7 @@ static inline void weight_copies_free(WeightCopies *copies) {
     free(copies->current);
 }
 
-// The tensor that is its weight, or the first part of it.
+// The tensor that is the linear layer's weight, or the first part of the weight.
 static inline TensorKind linear_weight(const ModelPlan *plan, LinearKind kind) {
     const TensorKind kinds[LINEAR_COUNT] = {T_Q,           T_O,           T_MLP_GATE, T_MLP_DOWN,
                                             T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   head_kind(plan)};
@@ -132,7 +132,7 @@ static inline ExpertLinear expert_linear_at(const ModelPlan *plan, const floatX 
     return w;
 }
 
-// Copies the weights of layer l, or with l = L of the LM head, unless the copies are current.
+// Copies the weights of layer l, or of the LM head (l = L), unless the copies are current.
 static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *plan, const floatX *params, int l) {
     bool head = l == plan->config.L;
     if (!copies->memory || copies->current[l]) return;

@@ -1,5 +1,5 @@
 /*
-model_config.h: the architecture of a model, its derived dimensions, and what is wrong with one.
+model_config.h: the architecture of a model, its derived dimensions, and its problems.
 */
 #pragma once
 #include "../base/common.h"
@@ -16,12 +16,12 @@ typedef struct {
     const AttentionVariant *attention;
     int V, C, L, NH, NKV, D, F;
     int T;                    // max_position_embeddings
-    int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
+    int E, K, FE;             // experts of a layer, experts that a token passes, width of an expert; E = 0: no experts
     int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
     bool tied;           // the LM head is the embedding
-    int window;          // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
-    int full_every;      // every full_every-th layer has no window; 0: all have it
+    int window;          // in layers with a window, position t attends to t-window+1 .. t; 0: no windows
+    int full_every;      // every full_every-th layer has no window; 0: all layers have it
     bool yoco;           // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
     bool qk_norm;        // RMSNorm of each query and key head, before the rotation
     int sparse_blocks;   // blocks of keys that a query selects (llmc/ops/attention/sparse.h); 0: it attends to all
@@ -40,7 +40,7 @@ static inline int layer_window(const ModelConfig *c, int l) {
     bool full = layer_cross(c, l) || (c->full_every && (l + 1) % c->full_every == 0);
     return full ? 0 : c->window;
 }
-// The blocks of keys that a query of layer l selects; 0: it attends to all that the window leaves.
+// The number of blocks of keys that a query of layer l selects; 0: it attends to all keys in the window.
 static inline int layer_sparse(const ModelConfig *c, int l) {
     return c->full_every && (l + 1) % c->full_every == 0 ? 0 : c->sparse_blocks;
 }
@@ -62,7 +62,7 @@ enum { MATRIX_ROWS = 8 };
 // Dimensions of the attention of a configuration; variants.h has the equations.
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
-    HeadGroups groups;                                  // of the NQ query heads
+    HeadGroups groups;                                  // groups of the NQ query heads
     int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
     int k_at, v_at, lambda_at, gate_at;                 // first row of each; q is at 0
     int fused_rows;                                     // their sum
@@ -77,8 +77,8 @@ typedef struct {
     int lambda_ld;   // row stride of lambda: columns of the fused rows, or rows of its own
 } AttentionDims;
 
-// cross: for a layer of layer_cross, whose fused rows are [q | lambda | gate]. Its NK, NV and kv_* describe the shared
-// keys and values.
+// cross: the dimensions of a layer of layer_cross: its fused rows are [q | lambda | gate], and NK, NV and kv_* describe
+// the shared keys and values.
 static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     const AttentionVariant *a = c->attention;
     AttentionDims d;

@@ -1,7 +1,7 @@
 /*
 muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), and the rank that orthogonalizes each of them.
 
-  momentum   of all tensors, where AdamW has its first moments: sharded alike
+  momentum   all tensors have it, where AdamW has its first moments, with the same sharding
   second     moments of AdamW's tensors, without gaps for Muon's tensors, then for NorMuon one number for each row, on
              every rank; the numbers of a matrix are valid on its owner
   owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
@@ -41,7 +41,7 @@ static inline void muon_assign(ModelPlan *plan, int first, int end) {
     free(load);
 }
 
-// Completes the tensors of the plan and its number of second moments.
+// Completes the tensors of the plan and the number of second moments.
 static inline void muon_plan(ModelPlan *plan, bool trains) {
     TensorList *list = &plan->tensors;
     Sharding *sharding = &plan->sharding;

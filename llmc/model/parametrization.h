@@ -1,17 +1,17 @@
 /*
 parametrization.h: how the initial values and the update of each kind of tensor depend on the model's shape.
 
-  standard    they do not
+  standard    they do not depend on the shape, except for L (tensors.h)
   completep   muP in width and CompleteP in depth, so that one learning rate suits all shapes with one head width:
               each factor is width^a depth^b, with width = C / base C and depth = L / base L
 
   rules       matrices of fan-in C: deviation width^-1/2, rate 1/width. Each branch is multiplied by 1/depth, and the
               logits by 1/width
-  multipliers are no operations: AdamW on w with the initial values, the rate and 1/epsilon of w times k computes k
-              times what it computes on w. So the last matrix of a branch holds the multiplier of the branch,
+  multipliers are no operations: with initial values, rate and 1/epsilon multiplied by k, AdamW computes w multiplied
+              by k. So the last matrix of a branch holds the multiplier of the branch,
               and the final norm the multiplier of the logits. Exports hold them
   decay       divided by the factor of the rate: a step shrinks all weights by lr * weight_decay
-  epsilon     as the gradient: 1/width, in branches 1/(width depth), divided by the multiplier
+  epsilon     scales as the gradient: 1/width, in branches 1/(width depth), divided by the multiplier
   sources     Yang et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618; docs/mathematics.md for the rows of
               lambda, gates and routers
 */
@@ -34,7 +34,7 @@ static const ScalingRow scaling_rows[] = {
     // kinds, then exponents of width and depth: initial values, learning rate, epsilon
     {KIND(T_EMBED) | KIND(T_LM_HEAD), {0, 0}, {0, 0}, {-1, 0}},
     {KIND(T_NORM_FINAL), {-1, 0}, {-1, 0}, {0, 0}},
-    // lambda: a row is one number per head, of which there are C/D
+    // lambda: a row is one number per head; there are C/D heads
     {KIND(T_Q) | KIND(T_K) | KIND(T_V) | KIND(T_LAMBDA) | KIND(T_GATE) | KIND(T_MLP_GATE) | KIND(T_MLP_UP) |
         KIND(T_EXPERT_GATE) | KIND(T_EXPERT_UP) | KIND(T_YOCO_K) | KIND(T_YOCO_V), {-0.5, 0}, {-1, 0}, {-1, -1}},
     // standard initial values have L^-1/2 of the branch's 1/depth
@@ -49,7 +49,7 @@ static const ScalingRow scaling_rows[] = {
 // clang-format on
 enum { SCALING_ROW_COUNT = sizeof(scaling_rows) / sizeof(scaling_rows[0]) };
 
-// Factors of the standard initial values, of --lr and of --eps; --weight-decay is divided by `rate`.
+// Factors that multiply the standard initial values, --lr and --eps; --weight-decay is divided by `rate`.
 typedef struct {
     double init, rate, eps;
 } Scaling;

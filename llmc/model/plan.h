@@ -19,7 +19,7 @@ typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 // activations of the MLP. BLOCK: everything in a block except its input.
 typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
 
-// The linear layers of a block, and those that a model has once.
+// The linear layers of a block, then the linear layers that a model has once.
 typedef enum {
     LINEAR_FUSED,
     LINEAR_O,
@@ -35,13 +35,13 @@ typedef enum {
 
 typedef struct {
     ModelConfig config;
-    AttentionDims dims;       // of a layer with keys and values of its own
-    AttentionDims cross_dims; // of one without: layer_cross
+    AttentionDims dims;       // dimensions of a layer with its own keys and values
+    AttentionDims cross_dims; // dimensions of a layer without them: layer_cross
     TensorList tensors;
     Sharding sharding;
     Optimizer optimizer;
-    int B, T;       // largest micro-batch; for generation: sequences, and positions of each
-    int rows;       // largest N of a forward: B*T, or for generation fewer: the prompt is processed in pieces
+    int B, T;       // largest micro-batch; for generation: number of sequences, and positions per sequence
+    int rows;       // largest N of a forward: B*T; generation has fewer, since it processes the prompt in pieces
     int Vp;         // row stride of the logits: V rounded up to 64
     int Vw;         // columns of the logits that matrix products compute: V rounded up to MATRIX_ROWS
     int logit_rows; // rows of logits computed at a time
@@ -65,9 +65,9 @@ static inline void plan_free(ModelPlan *plan) {
     memset(plan, 0, sizeof(*plan));
 }
 
-// Of the run.
+// The number of ranks of the run.
 static inline int plan_ranks(const ModelPlan *plan) { return plan->sharding.ranks * plan->sharding.replicas; }
-// What plan_build gets for the same rank at another level of --zero.
+// The argument of plan_build for the same rank at another level of --zero.
 static inline RunRanks plan_run_ranks(const ModelPlan *plan, int zero) {
     const Sharding *s = &plan->sharding;
     return (RunRanks){s->rank, plan_ranks(plan), s->ranks, zero, plan->optimizer};
@@ -108,14 +108,14 @@ static inline const AttentionDims *plan_dims(const ModelPlan *plan, int l) {
     return layer_cross(&plan->config, l) ? &plan->cross_dims : &plan->dims;
 }
 
-// Positions of layer l's keys and values that generation keeps: a ring of the window's positions, or all.
+// The number of positions whose keys and values generation keeps in layer l: a ring of the window, or all positions.
 static inline int cache_capacity(const ModelPlan *plan, int l) {
     int window = layer_window(&plan->config, l);
     return window ? min_int(window, plan->T) : plan->T;
 }
 
 // The blocks of keys that layer l selects, without the lists.
-// T: of the sequences, for generation the longest
+// T: length of the sequences, for generation of the longest
 static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
     const ModelConfig *c = &plan->config;
     SparseShape p;
@@ -126,7 +126,7 @@ static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
     p.count = (plan->purpose == FOR_GENERATION ? plan->T : T) / p.size;
     return p;
 }
-// Elements of the means of layer l's blocks, of one sequence.
+// Elements of the means of layer l's blocks in one sequence.
 static inline size_t sparse_means_count(const ModelPlan *plan, int l) {
     return (size_t)sparse_shape(plan, l, plan->T).count * plan->dims.NK * plan->dims.QD;
 }
@@ -135,7 +135,7 @@ static inline size_t sparse_means_count(const ModelPlan *plan, int l) {
 // of keys and values (LayerActivations.kv).
 typedef struct {
     AttentionShape shape;
-    size_t q, k, v, out, lse; // first elements, in a fused row, in a row of keys and values, in a row of heads, in lse
+    size_t q, k, v, out, lse; // first element in a fused row (q), a row of keys and values, a row of heads, lse
 } KeySet;
 
 static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T, int first) {

@@ -27,7 +27,7 @@ NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding 
 typedef struct {
     const char *name;
     double lr;         // default of --lr
-    int64_t tokens;    // of an update, when neither --batch-size nor --total-batch is given
+    int64_t tokens;    // tokens of an update, if neither --batch-size nor --total-batch is given
     ModelConfig model; // without an attention variant
 } Preset;
 
@@ -39,7 +39,7 @@ typedef struct {
     {name,         lr, tokens, MODEL(L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0)},  \
     {name "-1.5h", lr, tokens, MODEL(L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0)},  \
     {name "-2h",   lr, tokens, MODEL(L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0)}
-// the same with E experts of width FE, of which a token passes K
+// the same shape with E experts of width FE; a token passes K of them
 #define EXPERTS(name, lr, tokens, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                  \
     {name,         lr, tokens, MODEL(L, C, NH,         NKV, D, F, T, V, tied, E, K, FE)},     \
     {name "-1.5h", lr, tokens, MODEL(L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE)},     \

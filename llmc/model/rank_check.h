@@ -35,7 +35,7 @@ static inline uint64_t ranks_hash(const char *data, size_t bytes) {
     return hash;
 }
 
-// The hash that most ranks have; of two ranks, rank 0's.
+// The hash that most ranks have; if two hashes are equally frequent, the hash of the lowest rank.
 static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t stride) {
     int best = 0, best_count = 0;
     for (int r = 0; r < ranks; r++) {
@@ -46,7 +46,7 @@ static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t st
     return hash[(size_t)best * stride];
 }
 
-// Of the pieces that only the ranks with the same place in their groups have.
+// Compares the pieces that only the ranks with the same place in their groups have.
 static inline void ranks_check_pieces(const ModelState *model, int64_t step) {
     const ModelPlan *plan = model->plan;
     int ranks = comm_ranks(), group = plan->sharding.ranks;

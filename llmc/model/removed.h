@@ -64,7 +64,7 @@ static const Removed removed[] = {
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 
-// The row of an option that was removed; NULL: it was not.
+// The row of a removed option; NULL: the option was not removed.
 static inline const Removed *removed_option(const char *name, size_t length) {
     for (int i = 0; i < REMOVED_COUNT; i++)
         if (removed[i].what != REMOVED_VALUE && strlen(removed[i].name) == length &&
@@ -73,7 +73,7 @@ static inline const Removed *removed_option(const char *name, size_t length) {
     return NULL;
 }
 
-// The row of a value that was removed; NULL: it was not.
+// The row of a removed value; NULL: the value was not removed.
 static inline const Removed *removed_value(const char *name, const char *value) {
     for (int i = 0; i < REMOVED_COUNT; i++)
         if (removed[i].what == REMOVED_VALUE && strcmp(removed[i].name, name) == 0 &&

@@ -11,12 +11,12 @@ so that they divide evenly.
   level 0   every rank has all gradients and moments; gradients are reduced piece by piece, then gathered
   level 1   each rank has the moments and master weights of its pieces; gradients are reduced to their owner, and
             parameters are gathered
-  level 2 as level 1, and gradients of complete groups exist only during the backward, two layers at a time
+  level 2   as level 1, and gradients of complete groups exist only during the backward, two layers at a time
   level 3   as level 2, and each rank has the parameters of its pieces. The groups before and after the layers are
             gathered after an update, a layer when it computes, two layers at a time
 
 A buffer of two layers has places for group 0, twice the largest layer, and group L + 1: layer l is in place l % 2. A
-compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
+compact buffer has only a rank's pieces, in the order of the buckets. The piece of bucket b begins at b.begin / ranks,
 which is exact, since buckets have no gaps.
   source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; Zhao et al.
             2023, "PyTorch FSDP", for groups
@@ -37,7 +37,7 @@ static inline size_t bucket_elements(int ranks) {
 }
 enum { ZERO_MOST = 3 }; // the highest level
 #ifndef BUCKET_ELEMENTS
-#define BUCKET_ELEMENTS bucket_elements // of the number of ranks
+#define BUCKET_ELEMENTS bucket_elements // a function of the number of ranks
 #endif
 
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct {
     int *first;      // [groups+1]: the first bucket of each group
     size_t largest;  // elements of the largest bucket
     size_t own;      // elements that each rank owns
-    size_t second;   // of second moments, this rank's: with Muon fewer (muon.h)
+    size_t second;   // this rank's elements of second moments; Muon has fewer (muon.h)
 } Sharding;
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
@@ -160,7 +160,7 @@ static inline uint64_t sharding_gather(const Sharding *s, int group, void *place
     }
     return ticket;
 }
-// The same for all groups of a buffer that has them all and in which each rank has its pieces; waits.
+// Gathers all groups of a buffer that has all groups and in which each rank has its pieces; waits.
 static inline void sharding_gather_all(const Sharding *s, void *buffer, size_t element_bytes) {
     for (int g = 0; g < s->groups; g++) {
         if (s->first[g] == s->first[g + 1]) continue;

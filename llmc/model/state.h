@@ -10,9 +10,9 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
   Forward and backward, where l = -1 is the group before the layers and L the one after them:
     forward_begin(s)        starts to gather the first layers
     layer_params(s, l)      waits for the parameters, then makes the copies of its linear layers if they are not current
-    layer_done(s, l, step) parameters of layer l are no longer needed; starts to gather layer l + 2 step
+    layer_done(s, l, step)  parameters of layer l are no longer needed; starts to gather layer l + 2 step
     grads_begin(s, micro, last)   before a micro-step of an update
-    grads_open(s, l) waits until gradients can be written, and zeroes the ones that operations add to
+    grads_open(s, l)        waits until gradients can be written, and zeroes the ones that operations add to
     grads_close(s, l)       gradients are complete: starts to sum them over the ranks
   Update:
     own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
@@ -21,8 +21,8 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
     params_updated(s, i)    run i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
     params_changed(s)       parameters were loaded or restored
-    params_await(s)         waits until this rank has all parameters, with --zero 3 those on their way
-    follow_forward(s)       a rank without rows takes part in a forward of the others
+    params_await(s)         waits until this rank has all parameters, with --zero 3 the parameters in transfer
+    follow_forward(s)       a rank without rows takes part in a forward of the other ranks
 
   --zero 3   layer l is in place l % 2. An update gathers the first two layers; the others are gathered when a layer in
              their place is done
@@ -32,7 +32,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
 #include "activations.h"
 #include "linear_layers.h"
 
-// Elements begin .. end-1 of a buffer of all tensors, whose rate is multiplied (--change).
+// Elements begin .. end-1 of a buffer of all tensors; their rate is multiplied (--change).
 typedef struct {
     size_t begin, end;
     double factor;
@@ -44,21 +44,21 @@ typedef struct {
 
 typedef struct {
     const ModelPlan *plan;
-    floatX *params;     // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
-    grad_t *grads;      // likewise; from --zero 2 on: the groups before and after the layers, two layers, own_grads
-    real *m, *v;        // moments of Adam, likewise; from --zero 1 on of this rank's own pieces. Muon: muon_plan.h
-    floatX *directions; // Muon: of the matrices of a layer, in its layout; else NULL
-    real *master;     // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
-    double *own_sums; // device memory of own_squares: [buckets]
-    double *squares;  // [buckets][ranks]: sums of squares of the pieces of the summed gradients
-    int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;      // this micro-step's backward sums the gradients over the ranks of a group
-    bool whole;       // and over all groups: the last micro-step
-    Rates rates;      // of the next update
-    // of this file; checkpoints also read own_params
+    floatX *params;     // [tensors.buffer_count]; with --zero 3: ends, two layers, own_params (plan.h)
+    grad_t *grads;      // [tensors.buffer_count]; from --zero 2 on: ends, two layers, own_grads (plan.h)
+    real *m, *v;        // moments of Adam; from --zero 1 on only this rank's own pieces. Muon: muon_plan.h
+    floatX *directions; // Muon: directions of the matrices of a layer, in its layout; else NULL
+    real *master;       // unrounded weights, with m's layout; params are rounded. NULL if floatX is as wide as real
+    double *own_sums;   // device memory of own_squares: [buckets]
+    double *squares;    // [buckets][ranks]: sums of squares of the pieces of the summed gradients
+    int micro_step; // number in the update: the backward of micro-step 0 writes the gradients, the others add to them
+    bool reduce;    // this micro-step's backward sums the gradients over the ranks of a group
+    bool whole;     // and over all groups, in the last micro-step
+    Rates rates;    // factors of the rates in the next update
+    // private to this file, but checkpoints read own_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
-    grad_t *own_grads;    // from --zero 2 on: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    grad_t *own_grads;    // from --zero 2 on: this rank's own pieces, summed over ranks and micro-steps; else NULL
     floatX *own_params;   // --zero 3: this rank's own pieces; else NULL
     int held[2];          // --zero 3: the layer whose parameters are in each place, or on their way; -1: none
     uint64_t *reduced, *gathered; // [groups]: tickets of the collectives on a group's gradients and parameters
@@ -80,7 +80,7 @@ static inline grad_t *grad(const ModelState *s, TensorKind kind, int l) {
     return t ? tensor_grad(s, t) : NULL;
 }
 
-// Of block l, or one that the model has once.
+// The linear layer of block l, or of the model.
 static inline Linear linear_of(const ModelState *s, LinearKind kind, int l) {
     Linear w = linear_at(s->plan, s->params, &s->copies, kind, l);
     w.dweight = grad(s, linear_weight(s->plan, kind), l);
@@ -94,7 +94,7 @@ static inline ExpertLinear experts_of(const ModelState *s, LinearKind kind, int 
 
 // ---- memory
 
-// Allocates the buffers of a plan. shared: a state whose parameters this one reads, or NULL.
+// Allocates the buffers of a plan. shared: the state whose parameters this state uses, or NULL.
 static inline void state_alloc(ModelState *s, const ModelPlan *plan, const ModelState *shared) {
     size_t groups = (size_t)plan->sharding.groups;
     memset(s, 0, sizeof(*s));
@@ -139,7 +139,7 @@ static inline void params_gather(ModelState *s, int group) {
     s->gathered[group] = sharding_gather(&s->plan->sharding, group, place, s->own_params, sizeof(floatX));
 }
 
-// --zero 3: starts to gather the parameters of layer l, unless they are in their place.
+// --zero 3: starts to gather the parameters of layer l, unless they are already in their place.
 static inline void params_fetch(ModelState *s, int l) {
     if (!params_two_layers(s->plan) || l < 0 || l >= s->plan->config.L || s->held[l % 2] == l) return;
     s->held[l % 2] = l;
@@ -147,7 +147,7 @@ static inline void params_fetch(ModelState *s, int l) {
     params_gather(s, 1 + l);
 }
 
-// This rank's pieces of a group are new. With --zero 3 only the first two layers are gathered now.
+// Gathers a group after this rank's pieces have changed. With --zero 3 only the first two layers are gathered now.
 static inline void params_renew(ModelState *s, int group) {
     int l = group - 1;
     bool layer = params_two_layers(s->plan) && l >= 0 && l < s->plan->config.L;
@@ -208,7 +208,7 @@ static inline void grads_await_place(ModelState *s, int group) {
     comm_wait(s->reduced[group]);
     if (group > 0 && group + 2 < last) comm_wait(s->reduced[group + 2]);
     if (end) comm_wait(s->reduced[last - group]);
-    // the padding between tensors, which the norm includes, was gradients of a group of another shape
+    // the norm includes the padding between tensors, which held gradients of a group of another shape
     if (end || s->plan->config.yoco || s->plan->config.dense_layers)
         buffer_zero(s->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
 }
@@ -232,7 +232,7 @@ static inline grad_t *own_bucket(const ModelState *s, const Bucket *b) {
            (size_t)sharding->rank * b->piece;
 }
 
-// The sum runs while the backward continues.
+// Starts the sum, which runs while the backward continues.
 static inline void grads_close(ModelState *s, int l) {
     const Sharding *sharding = &s->plan->sharding;
     int group = 1 + l;
@@ -247,7 +247,7 @@ static inline void grads_close(ModelState *s, int l) {
     }
 }
 
-enum { AGREED_NUMBERS = 5 }; // that the ranks exchange in each step, besides the squares
+enum { AGREED_NUMBERS = 5 }; // numbers that the ranks exchange in each step, besides the squares
 // own [buckets]
 static inline void own_squares(const ModelState *s, double *own) {
     const Sharding *sharding = &s->plan->sharding;
@@ -257,8 +257,8 @@ static inline void own_squares(const ModelState *s, double *own) {
     buffer_download(own, s->own_sums, (size_t)sharding->count * sizeof(double));
 }
 
-// Norm of the gradients of groups first .. last, from the squares of all pieces, summed in the same order on all ranks.
-// NaN or infinite when an element is.
+// Norm of the gradients of groups first .. last. It sums the squares of all pieces in the same order on all ranks, and
+// is NaN or infinite if an element is.
 static inline double squares_norm(const ModelState *s, int first, int last) {
     const Sharding *sharding = &s->plan->sharding;
     double sum = 0;
@@ -277,7 +277,7 @@ typedef struct {
     floatX *direction;    // only for Muon's tensors
     size_t begin, count;  // elements within the tensor
     double rate;          // factor of the learning rate
-    OwnRange range;       // private, as the next
+    OwnRange range;       // private, as is `rest`
     size_t rest;          // elements of the range behind this piece
 } OwnPiece;
 
@@ -313,9 +313,9 @@ static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
     return true;
 }
 
-// From the directions of the matrices of layer l, this rank's pieces of them, to Muon's step in the place of the
-// gradients: gathers the directions, orthogonalizes the matrices of this rank, and sums the ranks' results. An element
-// is 0 on all ranks but the owner, so the sum has the owner's bits.
+// Replaces the gradients of layer l's matrices by Muon's step, from this rank's pieces of their directions: gathers the
+// directions, orthogonalizes the matrices of this rank, and sums the ranks' results. An element is 0 on all ranks but
+// the owner, so the sum has the owner's bits.
 static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
     const ModelPlan *plan = s->plan;
     const Sharding *sharding = &plan->sharding;

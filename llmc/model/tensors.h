@@ -24,7 +24,7 @@ typedef enum { ADAMW, MUON } TensorOptimizer;
 typedef struct {
     TensorKind kind;
     bool per_layer;   // in the group of a layer
-    const char *name; // of a tensor in each layer: after "model.layers.L."
+    const char *name; // if per_layer, the name follows "model.layers.L."
     Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
@@ -79,18 +79,18 @@ typedef struct {
     char name[96];
     const TensorRow *row;
     int layer;  // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
-    int expert; // from 0; 0 for tensors that are not of an expert
+    int expert; // from 0; 0 for tensors that do not belong to an expert
     int ndim;   // 1 or 2
     size_t shape[2];
     size_t count;  // elements
-    size_t offset; // of its first element in the buffers of parameters, gradients and moments
+    size_t offset; // place of its first element in the buffers of parameters, gradients and moments
     // muon_plan (muon.h):
     bool muon;   // updated by Muon: it has no second moments of elements
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row; else 0
     size_t
-        second[2]; // in a buffer of second moments of all tensors, and of this rank's pieces: of Muon's tensors where
-                   // these rows are, of AdamW's how much earlier than in a buffer of first moments elements are
+        second[2]; // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the
+                   // place of `rows`. AdamW's: by how much elements are earlier than in a buffer of first moments
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and buffers: layer by layer. Each group of tensors (before the
@@ -99,16 +99,17 @@ typedef struct {
 typedef struct {
     Tensor *tensors;
     int count;
-    Tensor *runs; // [run_count]: the same with neighbours joined; see tensors_join
+    Tensor *runs; // [run_count]: the tensors with neighbours joined; see tensors_join
     int run_count;
     size_t parameter_count; // elements of all tensors
-    size_t buffer_count;    // the same with padding: elements of a parameter buffer
-    // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
+    size_t buffer_count;    // elements of a parameter buffer: all tensors with padding
+    // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], and of what follows the layers at
+    // [L+1]
     size_t *group_offset;
     size_t largest_layer; // elements, with padding
     int ranks;            // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
     bool muon;            // Muon updates some of the tensors
-    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
+    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. For experts: the first expert's tensor
     int L;
 } TensorList;
 
@@ -157,9 +158,9 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }
 
-// Where tensor_add puts the next tensor: behind the last one, and the matrix that it may continue.
+// Where tensor_add puts the next tensor, and the matrix that it may continue.
 typedef struct {
-    size_t offset, matrix, rows; // matrix: its offset; rows: those so far
+    size_t offset, matrix, rows; // matrix: its offset; rows: its rows so far
 } TensorPlace;
 
 // Appends the tensor of row r in the group of layer l, -1 before and L after the layers, unless it has no elements.
@@ -191,7 +192,7 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
     list->count++;
 }
 
-// The factors of a tensor's rate and epsilon. Muon's step has the rank of the matrix, AdamW's a constant one.
+// The factors of a tensor's rate and epsilon. With completep, Muon's rate has an additional factor width^1/2.
 static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     Scaling s = scaling_of(c, t->row->kind);
     const Powers rank = {0.5, 0};
@@ -199,8 +200,8 @@ static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     return s;
 }
 
-// Whether one operation can update the neighbours a and b, and one can zero their gradients. That of routers is not
-// AdamW. Vectors have no decay; matrices do, and their gradients are not zeroed.
+// Whether one operation can update the neighbours a and b, and one can zero their gradients. The bias of a router is
+// not updated by AdamW. Vectors have no decay; matrices have it, and their gradients are not zeroed.
 static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Tensor *b) {
     bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
     Scaling x = tensor_scaling(c, a), y = tensor_scaling(c, b);
@@ -209,8 +210,8 @@ static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Te
 }
 
 // A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
-// experts has 4 runs instead of 392 tensors. Padding between tensors belongs to it. AdamW keeps it 0, as its gradient
-// is 0.
+// experts has 4 runs instead of 392 tensors. The run includes the padding between its tensors, which stays 0, since its
+// gradient is 0.
 static inline void tensors_join(TensorList *list, const ModelConfig *c) {
     free(list->runs);
     list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
@@ -297,11 +298,11 @@ static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     return plain;
 }
 
-// The width that --match-params changes: of each expert, or of the MLP of a model without experts.
+// The width that --match-params changes: the width of each expert, or of the MLP in a model without experts.
 static inline int *model_match_width(ModelConfig *c) { return c->E ? &c->FE : &c->F; }
 
-// The width with which the model has as many parameters as the baseline with the width of c, to within half of the cost
-// of one more. Of two equally close widths, the larger. Below 1: there is none.
+// The width at which the model's number of parameters is closest to the baseline's with the width of c; the larger of
+// two equally close widths. A result below 1: there is no such width.
 static inline int model_match_ffn(const ModelConfig *c) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
     int width = *model_match_width(&plain);

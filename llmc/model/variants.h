@@ -64,7 +64,7 @@ static const AttentionVariant attention_variants[] = {
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
 
-static const double HEAD_NORM_EPS = 1e-5; // of NORM_HEAD
+static const double HEAD_NORM_EPS = 1e-5; // epsilon of NORM_HEAD
 
 // The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }

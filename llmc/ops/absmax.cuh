@@ -20,8 +20,7 @@ template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, 
 
 // *max = max(*max, own of all threads), or nothing if max is NULL. All threads of the block call it, whole warps; a
 // thread without elements has own = 0. `own` may be the maximum of fp32 numbers that are stored afterwards: rounding to
-// floatX keeps the order, so the maximum is rounded in place of each. The result does not depend on the order of
-// blocks.
+// floatX keeps the order, so rounding the maximum is enough. The result does not depend on the order of blocks.
 static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
     SHARED(absmax_t, of_warps, WARP);
     if (max == nullptr) return;

@@ -3,8 +3,8 @@ changes.h: what --change replaces in single steps of a run, to find the cause of
 
   --change 'FIRST[-LAST]:KEY=VALUE ...', separated by spaces; steps FIRST to LAST count from 1
 
-  lr[@TENSOR[A:B]]=F    the rate of all tensors, or of those whose names begin with TENSOR, or of their rows A .. B-1,
-                        times F; 0 freezes them
+  lr[@TENSOR[A:B]]=F    the rate of all tensors is multiplied by F, or only of tensors whose names begin with TENSOR, or
+                        of their rows A .. B-1; 0 freezes them
   moments[@TENSOR[A:B]]=0   Adam's moments are set to 0 before the update
   update-norm=X         the update is scaled down to the norm X, if its norm is larger
   replace=A-B           windows A .. B of the update, from 0, are read from the following update instead
@@ -13,7 +13,7 @@ changes.h: what --change replaces in single steps of a run, to find the cause of
   rates of overlapping changes multiply, the smallest norm counts, and a window that is replaced is not reordered
 
   int         changes_count(text)
-  const char *changes_parse(changes, text, wrong)   of at most CHANGES_LIMIT; NULL, or what the change `wrong` must be
+  const char *changes_parse(changes, text, wrong)   at most CHANGES_LIMIT; NULL, or what the change `wrong` must be
 */
 #pragma once
 #include "../base/common.h"
@@ -25,10 +25,10 @@ static const char *const change_names[CHANGE_KINDS] = {"lr", "moments", "update-
 typedef struct {
     int64_t first, last; // steps
     ChangeKind kind;
-    char tensor[96];    // beginning of the names; empty: all
+    char tensor[96];    // beginning of the names; empty: all tensors
     int64_t begin, end; // rows; end 0: all
-    double value;       // of lr, moments, update-norm
-    int64_t low, high;  // of replace
+    double value;       // value of lr, moments or update-norm
+    int64_t low, high;  // A and B of replace
     char text[200];
 } Change;
 typedef struct {
@@ -36,7 +36,7 @@ typedef struct {
     Change all[CHANGES_LIMIT];
 } Changes;
 
-// A whole number at *text, which moves behind it; -1: none.
+// Reads a whole number at *text and moves *text behind it; -1: there is none.
 static inline int64_t change_number(const char **text) {
     char *end = NULL;
     int64_t value = isdigit((unsigned char)**text) ? strtoll(*text, &end, 10) : -1;
@@ -72,7 +72,7 @@ static inline bool change_parse_value(Change *c, const char *text) {
     return good && (c->kind != CHANGE_MOMENTS || c->value == 0) && (c->kind != CHANGE_NORM || c->value > 0);
 }
 
-// One change, without the spaces around it. Returns NULL, or what it must be.
+// Parses one change, without the spaces around it. Returns NULL, or what it must be.
 static inline const char *change_parse(Change *c, const char *text) {
     static const char format[] = "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help lists the keys";
     memset(c, 0, sizeof(*c));

@@ -8,7 +8,7 @@ program again, once.
   GOMP_SPINCOUNT      how long a thread of GCC's OpenMP spins before it sleeps. The default, some milliseconds, delays
                       the threads it waits for when other processes use the cores: with one busy process, a small step
                       takes 10 times as long. 3000 is about 30 us.
-  KMP_BLOCKTIME       the same for LLVM's OpenMP, in milliseconds; a program compiled by clang has both
+  KMP_BLOCKTIME       the spin time of LLVM's OpenMP, in milliseconds; a program compiled by clang has both libraries
   OPENBLAS_CORETYPE   kernels of OpenBLAS, which may select AVX2 on a CPU that is newer than the library (matmul.h)
 
 Variables that the user has set are not changed, and the program is not executed again when nothing is to be set. It
@@ -38,7 +38,7 @@ extern void kmp_set_blocktime(int milliseconds) __attribute__((weak)); // absent
 typedef struct {
     const char *name, *value;
     bool (*wanted)(void);
-    const char *cost; // of continuing without it
+    const char *cost; // what continuing without it costs
 } EnvironmentVariable;
 
 static inline bool gcc_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL; }
@@ -54,8 +54,8 @@ enum { ENVIRONMENT_VARIABLE_COUNT = sizeof(environment_variables) / sizeof(envir
 
 typedef struct {
     const char *name;
-    const char *harmless; // the only value that is accepted; NULL: any value is, and it is recorded
-    const char *effect;   // of another value
+    const char *harmless; // the only accepted value; NULL: any value is accepted and recorded
+    const char *effect;   // the effect of another value
 } LibraryVariable;
 
 static const LibraryVariable library_variables[] = {
@@ -85,7 +85,7 @@ static inline void environment_refuse(void) {
     }
 }
 
-// Whether /proc/self/exe is this program: not when it was started through the dynamic loader, and not under valgrind.
+// Whether /proc/self/exe is this program. It is not if the dynamic loader started the program, or under valgrind.
 static inline bool environment_can_reexecute(void) {
     const char *preloaded = getenv("LD_PRELOAD");
     return getauxval(AT_BASE) != 0 && !(preloaded && strstr(preloaded, "vgpreload"));
@@ -94,7 +94,7 @@ static inline bool environment_can_reexecute(void) {
 // Sets the name of the process in ps, top and killall, which is "exe" after an exec of /proc/self/exe.
 static inline void environment_name_process(const char *program) {
     const char *slash = program ? strrchr(program, '/') : NULL;
-    if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // a failure costs the name alone
+    if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // after a failure only the name is wrong
 }
 
 // Called first in main, with the arguments of the process. Executes the program again if a variable is missing. Returns

@@ -1,5 +1,5 @@
 /*
-modes.h: what the program does: it trains, or one of the things that options ask for instead.
+modes.h: the modes of the program: it trains, unless options select another mode.
 
 One row per mode says which option selects it and what it needs. To add a mode: a value of Mode, a row, and its case in
 run_mode (train_diffv2.c).
@@ -13,12 +13,12 @@ typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_DRY_R
 typedef enum { DATA_NOT_READ, DATA_OPTIONAL, DATA_REQUIRED } DataNeed;
 
 typedef struct {
-    const char *option; // that selects the mode; NULL: the default
-    Purpose purpose;    // of the model's memory
+    const char *option; // option that selects the mode; NULL: the default
+    Purpose purpose;    // what the model's memory is for
     DataNeed train_data, val_data;
     bool many_ranks;    // runs under mpirun or srun
     bool prompts;       // reads a prompt, and the corpora only for their tokenizer
-    bool reads_weights; // of a model, and changes none
+    bool reads_weights; // reads a model's weights and does not change them
 } ModeRow;
 
 static const ModeRow mode_rows[MODE_COUNT] = {
@@ -29,7 +29,7 @@ static const ModeRow mode_rows[MODE_COUNT] = {
     {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false, false},
 };
 
-// Whether the options select the mode. Training: when no option selects another mode, or would with an accepted value.
+// Whether the options select the mode. Training: no option selects another mode, not even with an invalid value.
 static inline bool mode_selected(const Options *o, Mode mode) {
     if (mode == MODE_TRAIN) {
         for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++)
@@ -39,7 +39,7 @@ static inline bool mode_selected(const Options *o, Mode mode) {
     return option_on(o, mode_rows[mode].option);
 }
 
-// The mode of accepted options; options_exclusions refuses two.
+// The mode of accepted options; options_exclusions refuses two modes.
 static inline Mode options_mode(const Options *o) {
     int mode = MODE_TRAIN;
     while (mode < MODE_COUNT - 1 && !mode_selected(o, (Mode)mode)) mode++;

@@ -58,7 +58,7 @@ static inline void option_print_help(FILE *out, const OptionRow *row) {
         column = print_words(out, column, OPTION_COLUMN, text);
     }
     if (row->fallback && strcmp(row->fallback, "no") != 0) {
-        int words = row->fallback[0] == '('; // its last parenthesis closes ours
+        int words = row->fallback[0] == '('; // its last parenthesis closes the one that starts here
         snprintf(text, sizeof(text), "(default: %s%s", row->fallback + words, words ? "" : ")");
         print_item(out, column, OPTION_COLUMN, text, (int)strlen(text));
     }
@@ -82,7 +82,7 @@ static inline void options_print_help(FILE *out) {
     fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
 }
 
-// Prints at the start of a run every option that has a value, by section; those given are marked.
+// Prints at the start of a run every option that has a value, by section; given options are marked.
 static inline void options_print(const Options *o) {
     int column = 0;
     printf("options (* given on the command line)\n");
@@ -197,7 +197,7 @@ static inline int option_nearest(const char *name, size_t length) {
 
 typedef struct {
     FILE *lines;                 // writes Options.errors
-    bool removed[REMOVED_COUNT]; // has a line
+    bool removed[REMOVED_COUNT]; // already reported
 } ParseErrors;
 
 // Adds an option that does not exist to the errors. Returns the number of arguments it takes, including what looks like
@@ -303,7 +303,7 @@ static inline bool options_answer(const Options *o, bool prints) {
     return help || version;
 }
 
-// How the ranks connect. A refused value is ignored: they connect before errors are reported, so that only one rank
+// How the ranks connect. A refused value is ignored: ranks connect before errors are reported, so that only one rank
 // reports them.
 static inline CommStart options_comm_start(const Options *o) {
     return (CommStart){o->start_timeout, o->rendezvous ? o->rendezvous : o->out, !o->deterministic};
@@ -323,7 +323,7 @@ static inline void options_check(const Options *o) {
     // an unknown option may be a misspelt required one
     if (!o->unknown) problems += options_missing(o, false);
     if (!o->resume && !o->init) {
-        Options trial = *o; // the caller's are completed after a checkpoint has been read
+        Options trial = *o; // the caller's options are completed after a checkpoint has been read
         int ranks = options_ranks(o);
         options_derive(&trial, ranks);
         problems += options_number_problems(&trial, ranks);

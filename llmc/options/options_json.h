@@ -41,8 +41,8 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
 // Every option (run.json). The caller deletes it.
 static inline cJSON *options_to_json(const Options *o) { return options_json(o, true); }
 
-// The options of the run (trainer_state.json), without options of a single start such as --out, --resume and --threads,
-// so that identical runs write identical checkpoints in any directory, resumed or not.
+// The options of the run (trainer_state.json), without options of one start such as --out, --resume and --threads:
+// identical runs write identical checkpoints in any directory, resumed or not.
 static inline cJSON *options_state_to_json(const Options *o) { return options_json(o, false); }
 
 // Reads one saved value. Returns false if its type or value is invalid for the option.
@@ -60,7 +60,7 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     return option_set(o, r, text);
 }
 
-// Returns whether a saved value is refused because it was removed: the run depends on it. where: as below.
+// Returns whether a saved value is refused because it was removed: the run depends on it. where: see below.
 static inline bool option_refuse_removed(const cJSON *saved, const char *name, const cJSON *item, const char *where) {
     OptionText value, shown;
     const char *text = cJSON_IsBool(item) ? (cJSON_IsTrue(item) ? "yes" : "no") : cJSON_GetStringValue(item);

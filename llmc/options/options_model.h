@@ -11,17 +11,17 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../experts/all_operations.h"
 #include "modes.h"
 
-// Number of ranks of the run: those running, or --ranks.
+// Number of ranks of the run: the running ranks, or --ranks.
 static inline int options_ranks(const Options *o) { return o->ranks ? (int)o->ranks : comm_ranks(); }
 
-// Tokens of a micro-step of all ranks, up to INT_MAX of each rank: more are refused.
+// Tokens of a micro-step of all ranks. More than INT_MAX per rank are refused.
 static inline int64_t options_micro_step(const Options *o, int ranks) {
     int64_t N = o->batch_size * o->model.T; // at most 2^48
     return (N < INT_MAX ? N : INT_MAX) * ranks;
 }
 
-// The sequences of a micro-step and the tokens of an update that are not given: an update has the tokens of the preset,
-// or one sequence on each rank; with --batch-size one micro-step.
+// Sets the sequences of a micro-step and the tokens of an update if they are not given: an update has the tokens of the
+// preset, or one sequence on each rank; with --batch-size it has one micro-step.
 static inline void options_derive_batch(Options *o, int ranks) {
     int batch = option_row("batch-size"), total = option_row("total-batch");
     int64_t row = (int64_t)o->model.T * ranks, tokens = presets[o->preset].tokens; // row: a sequence on each rank
@@ -60,7 +60,7 @@ static inline LearningRate options_learning_rate(const Options *o) {
     return (LearningRate){(Schedule)o->schedule, o->steps, o->warmup, o->decay_steps, o->lr, o->min_lr_ratio};
 }
 
-// The option of the width that --match-params sets.
+// The name of the option whose width --match-params sets.
 static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
 static inline const char *options_match_kind(const ModelConfig *c) { return c->E ? "expert" : "MLP"; }
 
@@ -78,7 +78,7 @@ static inline bool options_usable(const Options *o, const char *const *names) {
     return true;
 }
 
-// Checks what the ranges of single options do not: the relations between heads, and whether --match-params has a
+// Checks what the ranges of single options do not cover: the relations between heads, and whether --match-params has a
 // solution.
 static inline int options_model_problems(const Options *o) {
     static const char *const widths[] = {"hidden", "ffn", "expert-ffn", NULL};
@@ -156,7 +156,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
 }
 
 typedef struct {
-    const char *option, *needs[2]; // in use only with one of these
+    const char *option, *needs[2]; // `option` requires one of these
     const char *what;              // the message: is required
 } Requirement;
 static const Requirement requirements[] = {
@@ -167,7 +167,7 @@ static const Requirement requirements[] = {
 
 typedef struct {
     const char *a, *b;
-    bool given; // a value of b that a checkpoint has does not count
+    bool given; // only a given value of b counts, not a checkpoint's
     const char *why;
 } Exclusion;
 static const Exclusion exclusions[] = {
@@ -197,8 +197,8 @@ static inline bool options_load(const Options *o) {
     return o->resume || o->init || o->refused[option_row("resume")] || o->refused[option_row("init")];
 }
 
-// Checks the options that others, or a mode, require. `adopted`: the checkpoint's options have been read, if there is
-// one.
+// Checks that options which other options or a mode require are there. `adopted`: the options of a checkpoint, if there
+// is one, have been read.
 static inline int options_missing(const Options *o, bool adopted) {
     int problems = options_requirements(o);
     if (o->resume && !adopted) return problems;
@@ -242,10 +242,10 @@ static inline int options_change_problems(const char *text) {
     return problems;
 }
 
-// The highest --zero: with 3 ranks gather each layer together, so all compute as many forwards.
+// The highest --zero that the options allow: at level 3 ranks gather layers together and must run as many forwards.
 static inline int options_most_zero(const Options *o) { return o->sample_every || o->eval_choices ? 2 : ZERO_MOST; }
 
-// Texts that run.json and checkpoints cannot state.
+// Refuses texts that JSON cannot represent.
 static inline int options_text_problems(const Options *o) {
     int problems = 0;
     OptionText room;
@@ -317,8 +317,8 @@ static inline int options_exclusions(const Options *o) {
     return problems;
 }
 
-// Without --vocab, a new model has the vocabulary size of its data, and the preset's for data that does not specify
-// one. --vocab may be larger than the data requires; a smaller value is an error when the data is opened.
+// Without --vocab, a new model has the vocabulary size of its data, or the preset's if the data does not specify a
+// size. --vocab may be larger than the data requires; a smaller value is an error when the data is opened.
 static inline void options_adopt_data(Options *o) {
     int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].model.V;
     if (o->has[r] || o->refused[r]) return;
@@ -337,7 +337,7 @@ static inline void options_limit_threads(Options *o, int cores) {
     o->threads = cores;
 }
 
-// Options that are given and change nothing.
+// Warns of given options that change nothing.
 static inline void options_warn_unused(const Options *o) {
     bool saves = o->out || !mode_selected(o, MODE_TRAIN);
     bool samples = o->generate || o->sample_every;
@@ -390,8 +390,8 @@ static inline void options_finish(Options *o, int ranks) {
     options_warn_unused(o);
 }
 
-// --minutes: sets --steps of finished options, and what follows from it. Exits with status 2 if other options
-// contradict.
+// --minutes: sets --steps of finished options, and the options that follow from it. Exits with status 2 if other
+// options contradict it.
 static inline void options_set_steps(Options *o, int64_t steps, int ranks) {
     o->steps = steps;
     o->has[option_row("warmup")] = options_given(o, "warmup");
@@ -399,7 +399,7 @@ static inline void options_set_steps(Options *o, int64_t steps, int ranks) {
     if (options_number_problems(o, ranks)) program_exit(EXIT_USAGE);
 }
 
-// Whether the width that --match-params starts from is known: given, adopted, or from a given preset.
+// Whether the initial width of --match-params is known: given, adopted, or from a given preset.
 static inline bool options_width_known(const Options *o, const ModelConfig *loaded) {
     return o->has[option_row(options_match_name(loaded))] || options_given(o, "preset");
 }
@@ -409,17 +409,17 @@ static inline int options_width(const Options *o, const ModelConfig *loaded) {
     return loaded->E ? from->FE : from->F;
 }
 
-// Whether the model has no such value: without dense layers a model with experts has no MLP width.
+// Whether the model does not have the option: a model with experts and without dense layers has no MLP width.
 static inline bool option_unused(const OptionRow *row, const ModelConfig *c) {
     return row->field == offsetof(ModelConfig, F) && c->E && !c->dense_layers;
 }
 
-// Whether a loaded model may have another value: --seq-len, and of a run --rope-theta.
+// Whether a loaded model may have another value: --seq-len, and in a resumed run --rope-theta.
 static inline bool option_of_start(const Options *o, const OptionRow *row) {
     return row->field == offsetof(ModelConfig, T) || (o->resume && row->on_resume == OPTION_SAVED);
 }
 
-// The option as on a command line, of a value of option_value.
+// The option as on a command line, for a value of option_value.
 static inline const char *option_phrase(OptionText out, const OptionRow *row, const char *value) {
     bool flag = row->kind == OPTION_BOOL, no = flag && strcmp(value, "no") == 0;
     snprintf(out, sizeof(OptionText), "--%s%s%s%.100s", no ? "no-" : "", row->name, flag ? "" : " ", flag ? "" : value);
@@ -457,9 +457,9 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 }
 
 // For --init and --resume: sets the architecture options to the loaded model's values, --seq-len only if it was neither
-// given nor adopted, and of a run --rope-theta as well: no weight depends on them. With --match-params, --ffn keeps the
-// value that the loaded width was computed from; if that is unknown, the loaded width is used without matching. Exits
-// with status 2 on contradictions.
+// given nor adopted, and --rope-theta of a resumed run likewise: no weight depends on them. With --match-params, --ffn
+// keeps the value that the loaded width was computed from; if that is unknown, the loaded width is used without
+// matching. Exits with status 2 on contradictions.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int width = option_row(options_match_name(loaded));

@@ -60,7 +60,7 @@ typedef struct {
     double timeout, start_timeout;
     const char *rendezvous;
     int64_t check_ranks_every, ranks; // ranks: for --dry-run and predict_diffv2; 0: not given
-    double link_gbs;                  // of predict_diffv2; 0: not given
+    double link_gbs;                  // only predict_diffv2; 0: not given
     const char *rollback;             // NULL: off
 
     const char *dump_grads, *eval_choices;
@@ -70,10 +70,10 @@ typedef struct {
     int64_t top_k;
     bool eval, dry_run;
     const char *eval_out;
-    const char *device, *prediction_out; // of predict_diffv2
+    const char *device, *prediction_out; // only predict_diffv2
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
-    char *errors; // of the command line, each ends with a newline; options_check reports them
+    char *errors; // errors of the command line, each ends with a newline; options_check reports them
     bool unknown; // an unknown option is among them
 } Options;
 
@@ -81,7 +81,7 @@ typedef enum {
     OPTION_ACTION, // a flag that prints something and exits
     OPTION_BOOL,   // bool; takes no value, and also accepts --no-NAME
     OPTION_INT,    // int64_t
-    OPTION_TOKENS, // the same; a number may end in K or M, 1024 and 1024^2
+    OPTION_TOKENS, // int64_t; a number may end in K or M, 1024 and 1024^2
     OPTION_DIM,    // int
     OPTION_U64,    // uint64_t
     OPTION_REAL,   // double, finite
@@ -111,7 +111,7 @@ typedef struct {
     size_t field;
     const char *placeholder;      // name of the argument in --help
     const char *fallback;         // default; NULL: none; in parentheses: description of a derived default
-    const char *range;            // of a number: an interval in mathematical notation
+    const char *range;            // interval of a number, in mathematical notation
     const char *(*choice)(int i); // names of an OPTION_CHOICE; NULL after the last
     const char *help;
 } OptionRow;
@@ -126,7 +126,7 @@ static inline const char *parametrization_choice(int i) {
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 
 // --rollback K:M
-enum { ROLLBACK_LIMIT = 1000 }; // of M
+enum { ROLLBACK_LIMIT = 1000 }; // the largest M
 static inline bool rollback_parse(const char *text, int64_t *count, int64_t *steps) {
     char end;
     bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
@@ -147,8 +147,7 @@ static inline const char *optimizer_choice(int i) {
     return i == OPTIMIZER_ADAMW ? "adamw" : i == OPTIMIZER_MUON ? "muon" : i == OPTIMIZER_NORMUON ? "normuon" : NULL;
 }
 
-// A rank of a run of so many, as the options divide its state. Modes without updates may have other ranks than the run
-// had.
+// The place of a rank in a run of `ranks` ranks. Modes without updates may have another number of ranks than the run.
 static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) {
     int group = o->zero_group && ranks % o->zero_group == 0 ? (int)o->zero_group : ranks;
     return (RunRanks){rank, ranks, group, (int)o->zero, (Optimizer)o->optimizer};
@@ -180,11 +179,11 @@ static const OptionRow option_rows[] = {
     {OF_BOTH, "model", "expert-ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.FE), "F", "(from the preset)",
         "[0, 16777216]", NULL, "MLP width of an expert"},
     {OF_BOTH, "model", "shared-experts", OPTION_DIM, OPTION_FIXED, FIELD(model.shared), "S", "0", "[0, 1024]", NULL,
-        "number of experts that every token passes, in addition"},
+        "number of additional experts that every token passes"},
     {OF_BOTH, "model", "dense-layers", OPTION_DIM, OPTION_FIXED, FIELD(model.dense_layers), "N", "0", "[0, 65536]",
-        NULL, "with --experts: the first N layers have an MLP of width --ffn instead"},
+        NULL, "with --experts: the first N layers have no experts, but an MLP of width --ffn"},
     {OF_BOTH, "model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(model.router_bias), NULL, "no", NULL, NULL,
-        "with --experts: balance the experts by a bias that routers add to the probabilities that they select by"},
+        "with --experts: balance the experts by a bias that a router adds to their probabilities for the selection"},
     {OF_TRAINING, "model", "rope-theta", OPTION_REAL, OPTION_SAVED, FIELD(model.rope_theta), "X", "10000", "(0, inf)",
         NULL, "base of the rotary position embedding"},
     {OF_BOTH, "model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL,
@@ -197,15 +196,15 @@ static const OptionRow option_rows[] = {
     {OF_BOTH, "model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V",
         "(from the corpus directory, or the preset)", "[1, 268435456]", NULL, "vocabulary size"},
     {OF_BOTH, "model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
-        "attention to the last W positions only; 0: to all"},
+        "attention to the last W positions only; 0: to all positions"},
     {OF_BOTH, "model", "full-every", OPTION_DIM, OPTION_FIXED, FIELD(model.full_every), "K", "0", "[0, 65536]", NULL,
         "with --window or --sparse-blocks: every K-th layer attends to all positions; 0: no layer does"},
     {OF_BOTH, "model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(model.yoco), NULL, "no", NULL, NULL,
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
     {OF_BOTH, "model", "sparse-blocks", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_blocks), "K", "0", "[0, 64]", NULL,
-        "block-sparse attention: to a position's own block, the first one, and the K blocks with the largest scores; "
-        "0: to all"},
+        "block-sparse attention: to a position's own block, the first block, and the K blocks with the largest "
+        "scores; 0: to all positions"},
     {OF_BOTH, "model", "sparse-block-size", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_size), "S", "64", "[1, 65536]",
         NULL, "with --sparse-blocks: positions of a block, a divisor of --seq-len"},
     {OF_BOTH, "model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
@@ -213,17 +212,17 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME",
         "standard", NULL, parametrization_choice,
         "completep: scale initial values, learning rates, decay and epsilon of each kind of tensor with the shape, so "
-        "that what was tuned at the base shape suits this one"},
+        "that settings tuned at the base shape suit this shape"},
     {OF_TRAINING, "model", "base-width", OPTION_DIM, OPTION_FIXED, FIELD(model.base_width), "C", "0", "[0, 16777216]",
-        NULL, "with completep: the --hidden of the base shape; 0: that of the model"},
+        NULL, "with completep: the --hidden of the base shape; 0: the model's --hidden"},
     {OF_TRAINING, "model", "base-depth", OPTION_DIM, OPTION_FIXED, FIELD(model.base_depth), "L", "0", "[0, 65536]",
-        NULL, "with completep: the --layers of the base shape; 0: that of the model"},
+        NULL, "with completep: the --layers of the base shape; 0: the model's --layers"},
 
     {OF_BOTH, "data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
         "NAME=DATA:WEIGHT ...'"},
     {OF_BOTH, "data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
-        "validation data, in the same forms; of a corpus directory its val_*.bin"},
+        "validation data, in the forms of --train-data; a corpus directory has val_*.bin"},
     {OF_BOTH, "data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
         "restrict attention to tokens of the same document"},
     {OF_TRAINING, "data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
@@ -234,7 +233,7 @@ static const OptionRow option_rows[] = {
         NULL, NULL, "tokenizer.bin, or a directory that contains one, for prompts and samples"},
 
     {OF_BOTH, "batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B",
-        "(8, or fewer that divide those of --total-batch)", "[1, 16777216]", NULL, "sequences per rank and micro-step"},
+        "(8, or fewer to divide --total-batch)", "[1, 16777216]", NULL, "sequences per rank and micro-step"},
     {OF_BOTH, "batch", "total-batch", OPTION_TOKENS, OPTION_SAVED, FIELD(total_batch), "TOKENS",
         "(from the preset; with --batch-size B*T*ranks)", "[1, 1e15]", NULL,
         "tokens per update, a multiple of B*T*ranks; 64K is 65536"},
@@ -242,7 +241,7 @@ static const OptionRow option_rows[] = {
     {OF_BOTH, "training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
         "number of updates"},
     {OF_TRAINER, "training", "minutes", OPTION_REAL, OPTION_LOCAL, FIELD(minutes), "M", NULL, "(0, 1e6]", NULL,
-        "instead of --steps: as many updates as take about M minutes, by a trial of 5 to 10 seconds before the first"},
+        "instead of --steps: train for about M minutes; a trial of 5 to 10 seconds sets the number of updates"},
     {OF_TRAINING, "training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "(from the preset)", "[0, inf)", NULL,
         "peak learning rate"},
     {OF_TRAINING, "training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]",
@@ -252,7 +251,7 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL,
         schedule_choice, "decay after the warmup; wsd decays over the last --decay-steps only, linearly or by 1-sqrt"},
     {OF_TRAINING, "training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)",
-        "[1, 1e15]", NULL, "with --schedule wsd: steps of the decay, the last ones"},
+        "[1, 1e15]", NULL, "with --schedule wsd: the number of last steps in which the learning rate decays"},
     {OF_BOTH, "training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL,
         optimizer_choice, "optimizer of the matrices of blocks; AdamW updates all other parameters"},
     {OF_TRAINING, "training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)",
@@ -280,7 +279,7 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
         "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
     {OF_TRAINING, "stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
-        "the same for the gradient norm before clipping; 0: off"},
+        "skip updates whose gradient norm before clipping is Z deviations above the median; 0: off"},
     {OF_TRAINING, "stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},
@@ -292,10 +291,10 @@ static const OptionRow option_rows[] = {
     {OF_TRAINER, "run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "run directory; without it nothing is written"},
     {OF_TRAINER, "run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
-        "continue the run in --out from its last checkpoint; options that are given replace those of the checkpoint"},
+        "continue the run in --out from its last checkpoint; given options replace the checkpoint's options"},
     {OF_BOTH, "run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
-        "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py makes another "
-        "attention of a baseline"},
+        "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py converts a "
+        "baseline to another attention variant"},
     {OF_TRAINING, "run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
         "stop after step N and save a checkpoint; the schedule still follows --steps"},
     {OF_TRAINING, "run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]",
@@ -320,7 +319,7 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]",
         NULL, "CPU threads, at most the number of cores available to the process"},
     {OF_TRAINING, "run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
-        "refuse to start if this machine or the GPU has too little memory available for the run"},
+        "refuse to start if this machine or the GPU has too little available memory for the run"},
     {OF_BOTH, "run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
     {OF_BOTH, "run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
@@ -333,7 +332,7 @@ static const OptionRow option_rows[] = {
         "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too, 3 parameters too"},
     {OF_BOTH, "ranks (mpirun, srun)", "zero-group", OPTION_INT, OPTION_SAVED, FIELD(zero_group), "N", "0", "[0, 1e6]",
         NULL,
-        "share state among each N ranks in a row, those of a machine for example, and sum gradients over the groups; "
+        "share state among each N consecutive ranks, such as a machine's ranks, and sum gradients over the groups; "
         "0: among all ranks"},
     {OF_TRAINING, "ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600",
         "(0, 1e9)", NULL, "abort when a rank is unresponsive for this long"},
@@ -385,7 +384,7 @@ static const OptionRow option_rows[] = {
 // clang-format on
 enum { OPTION_ROW_COUNT = sizeof(option_rows) / sizeof(option_rows[0]) };
 
-// What distinguishes a program: its name, required arguments, purpose and exit statuses from 3 on.
+// The differences between programs: name, required arguments, purpose and exit statuses from 3 on.
 typedef struct {
     const char *name, *required, *purpose, *statuses;
     OptionPrograms lacks, hides; // options that it does not have, and that its help omits
@@ -409,7 +408,7 @@ static const Program this_program = {"train_diffv2",
 #endif
 static inline bool option_exists(const OptionRow *row) { return row->programs != this_program.lacks; }
 
-// The row of an option of this program, else of another one, or -1. `name` has `length` characters and needs no
+// The row of an option of this program, else of another program, or -1. `name` has `length` characters and needs no
 // terminator.
 static inline int option_find(const char *name, size_t length) {
     int found = -1;
@@ -441,7 +440,7 @@ static inline const char *option_shown(OptionText out, const char *text) {
     return out;
 }
 
-// The first choice from i on that lists contain.
+// The first choice from i on that lists include.
 static inline int option_listed(const OptionRow *row, int i) {
     while (row->choice(i) && preset_has_more_heads(row->choice(i))) i++;
     return i;
@@ -496,7 +495,7 @@ static inline bool option_whole_number(const char *text, int64_t *value) {
     return true;
 }
 
-// The same, or digits with K or M.
+// Parses a whole number, or digits with K or M.
 static inline bool option_tokens(const char *text, int64_t *value) {
     size_t digits = strspn(text, "0123456789");
     bool unit = digits > 0 && digits < 10 && (text[digits] == 'K' || text[digits] == 'M') && !text[digits + 1];
@@ -562,7 +561,7 @@ static inline bool option_set(Options *o, int r, const char *text) {
     return true;
 }
 
-// Writes a value in the form that option_set reads, reals with the fewest digits that restore them. `options`: Options,
+// Writes a value in the form that option_set reads; reals have the fewest digits that restore them. `options`: Options,
 // or for an option of the model a ModelConfig. A text is returned unchanged.
 static inline const char *option_value(OptionText out, const OptionRow *row, const void *options) {
     const char *field = (const char *)options + row->field;
@@ -584,7 +583,7 @@ static inline const char *option_value(OptionText out, const OptionRow *row, con
     }
     return out;
 }
-// The same, and NULL without a value.
+// option_text, or NULL without a value.
 static inline const char *option_text(OptionText out, const Options *o, int r) {
     return o->has[r] ? option_value(out, &option_rows[r], o) : NULL;
 }
@@ -623,7 +622,7 @@ static inline void option_copy(Options *o, int r, const ModelConfig *from) {
 
 static inline void options_defaults(Options *o) {
     memset(o, 0, sizeof(*o));
-    o->model.rms_norm_eps = 1e-5; // not an option: of a loaded model its own
+    o->model.rms_norm_eps = 1e-5; // not an option; a loaded model has its own
     assert((int)OPTION_ROW_COUNT <= (int)OPTION_LIMIT);
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const char *fallback = option_rows[r].fallback;

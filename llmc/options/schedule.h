@@ -5,9 +5,9 @@ schedule.h: the learning rate of an update.
   warmup     step <= warmup:  lr * step / warmup, so step `warmup` has exactly lr
   after it   with p from 0 at the start of the decay to 1 at step `steps`, which has exactly the floor:
     cosine   floor + (lr - floor) * (1 + cos(pi p)) / 2         the decay starts at step `warmup`
-    linear   floor + (lr - floor) * (1 - p)                     likewise
+    linear   floor + (lr - floor) * (1 - p)                     the decay starts at step `warmup`
     wsd      lr, then a linear decay over the last decay_steps steps   (warmup, stable, decay); also named wsd-linear
-    wsd-sqrt the same with the decay floor + (lr - floor) * (1 - sqrt(p))
+    wsd-sqrt as wsd, with the decay floor + (lr - floor) * (1 - sqrt(p))
     constant lr
   decay_steps 0: 20% of `steps`, rounded up. The decay starts after the warmup at the earliest. With warmup == steps
   there is no decay.
@@ -34,7 +34,7 @@ typedef struct {
     double lr, min_lr_ratio;
 } LearningRate;
 
-// The last step before the decay; `steps` without one.
+// The last step before the decay; without a decay, `steps`.
 static inline int64_t schedule_decay_start(const LearningRate *r) {
     if (r->kind == SCHEDULE_CONSTANT) return r->steps;
     if (!schedule_is_wsd(r->kind)) return r->warmup;

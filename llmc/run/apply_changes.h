@@ -20,7 +20,7 @@ typedef struct {
     Changes changes;
     const TensorList *tensors;
     Rates rates;                     // room for all ranges of one step
-    WindowMove moves[CHANGES_LIMIT]; // of the loader
+    WindowMove moves[CHANGES_LIMIT]; // moves of the loader's windows
 } AppliedChanges;
 
 // Whether the change concerns tensor t; *range: its elements.
@@ -33,7 +33,7 @@ static inline bool change_range(const Change *c, const Tensor *t, RateRange *ran
     return true;
 }
 
-// The change's tensor with the fewest rows; NULL: the model has none of these names.
+// The change's tensor with the fewest rows; NULL: the model has no tensor with such a name.
 static inline const Tensor *change_tensor(const Change *c, const TensorList *list) {
     RateRange range;
     const Tensor *least = NULL;
@@ -140,8 +140,8 @@ static inline double changes_norm(const AppliedChanges *a, int64_t step) {
     return most;
 }
 
-// Writes the option of a resume that reads another window in place of this one of the update of `step`. It keeps the
-// changes of this and later steps.
+// Writes the option with which a resume replaces this window in the update of `step`. The option keeps the changes of
+// this and later steps.
 static inline void changes_past_window(const AppliedChanges *a, int64_t step, uint64_t window, char *text,
                                        size_t size) {
     size_t length = (size_t)snprintf(text, size, "--change '");
@@ -157,7 +157,7 @@ static inline void changes_past_window(const AppliedChanges *a, int64_t step, ui
         snprintf(text + length, size - length, "%" PRId64 ":replace=%" PRIu64 "-%" PRIu64 "'", step, window, window);
 }
 
-// Where a window is that the change replaces or moves: its shard and first token.
+// The shard and first token of a window that the change replaces or moves.
 static inline cJSON *change_window(const DataLoader *l, uint64_t index) {
     CorpusWindow at = dataloader_locate(l, index);
     const Shard *s = &l->shards[dataloader_shard(l, at)];

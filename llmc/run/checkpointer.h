@@ -3,10 +3,10 @@ checkpointer.h: when and how a run writes checkpoints, and how it goes back to o
 functions together.
 
   checkpointer_finish(c)                    waits for a checkpoint that is being written
-  checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
+  checkpointer_advance(c)                   once per step: a checkpoint's next stage, if all ranks have ended the last
   checkpointer_find_good(c, path)           the newest checkpoint whose weights gave finite losses and gradients, or
                                             "none"
-  checkpointer_log_not_finite(c, path)      the same, and logs that the run ends because it would end there again
+  checkpointer_log_not_finite(c, path)      checkpointer_find_good, and logs that the run ends with non-finite values
   checkpointer_save(c, continues)           writes the checkpoint of the current step
   checkpointer_roll_back(c)                 loads an earlier checkpoint, when the detectors ask for it
   checkpoint_buffers(model)                 the buffers of a model that checkpoints contain
@@ -28,12 +28,12 @@ typedef struct {
     Log *log;
     const RunTokenizer *tokenizer;
     const DataLoader *train;
-    uint64_t fingerprint; // of its data
-    int64_t saved_step;   // of the last checkpoint; 0 in a run without one
-    double saved_at;      // when the last checkpoint was saved, or training began; of this rank's clock
-    double stall_seconds; // that training has waited for checkpoints
-    bool due;             // --checkpoint-minutes, as of the last step, by the clock of rank 0
-    int stage;            // of one that is being written: the stage that all ranks have reached, as of the last step
+    uint64_t fingerprint; // fingerprint of the training data
+    int64_t saved_step;   // step of the last checkpoint; 0 in a run without one
+    double saved_at;      // when the last checkpoint was saved, or training began, by this rank's clock
+    double stall_seconds; // how long training has waited for checkpoints
+    bool due;             // --checkpoint-minutes have passed at the last step, by the clock of rank 0
+    int stage;            // of the checkpoint that is being written: all ranks had reached this stage at the last step
 } Checkpointer;
 
 static inline CheckpointBuffers checkpoint_buffers(const ModelState *s) {
@@ -100,8 +100,8 @@ static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointB
           c->state->step, good);
 }
 
-// continues: whether training continues; then the checkpoint may be written in the background. --keep does not delete a
-// good checkpoint for one whose last step or validation was not finite.
+// continues: training continues, so the checkpoint may be written in the background. --keep does not delete a good
+// checkpoint when it saves one whose last step or validation was not finite.
 static inline void checkpointer_save(Checkpointer *c, bool continues) {
     const Options *o = c->options;
     const RunTokenizer *tokenizer = c->tokenizer;
@@ -138,9 +138,8 @@ static inline void checkpointer_save(Checkpointer *c, bool continues) {
     checkpointer_log(c, step, false, c->saved_at - start, c->saved_at - start);
 }
 
-// --rollback: when too many of the last steps were bad, loads the newest checkpoint before them; training continues
-// with the data after them. Saves that checkpoint again, with the new position in the data. Returns whether it has
-// gone back.
+// --rollback: if too many of the last steps were bad, loads the newest checkpoint before them, and saves it again with
+// the position in the data after them, where training continues. Returns whether it has loaded a checkpoint.
 static inline bool checkpointer_roll_back(Checkpointer *c) {
     const Options *o = c->options;
     TrainerState *s = c->state;

@@ -1,12 +1,12 @@
 /*
-divergence.h: whether a run has diverged, and what it says then.
+divergence.h: whether a run has diverged, and the messages about it.
 
-  A run has diverged when its last step or validation is not finite; then its exit status is not EXIT_DONE. It also has
-  when the mean of the last losses is more than 1 above that at the start of training, or above ln V, the loss of an
-  untrained model. Losses of single batches may differ by more.
+  A run has diverged if its last step or validation is not finite; then its exit status is not EXIT_DONE. It has also
+  diverged if the mean of the last losses exceeds by more than 1 the mean at the start of training, or ln V, the loss of
+  an untrained model. Losses of single batches may differ by more.
 
   void divergence_start(start_loss, state)   called before the first step and after each one
-  void divergence_stop(checkpointer)         after a step: ends the program after NOT_FINITE_LIMIT such steps in a row
+  void divergence_stop(checkpointer)         after a step: ends the program after NOT_FINITE_LIMIT bad steps in a row
   int  divergence_end(checkpointer, start_loss, V, status)   at the end of training: warns; returns the exit status
 */
 #pragma once
@@ -14,7 +14,7 @@ divergence.h: whether a run has diverged, and what it says then.
 
 enum { LOSS_STEPS = 16 }; // steps whose mean loss is compared
 
-// start_loss: mean of the last LOSS_STEPS before this start, else of the run's first; NaN: not yet known.
+// start_loss: mean loss of the last LOSS_STEPS steps before this start, or of the run's first; NaN: not yet known.
 static inline void divergence_start(double *start_loss, const TrainerState *s) {
     const SpikeDetector *d = &s->guard.loss;
     if (isnan(*start_loss) && d->count >= LOSS_STEPS) *start_loss = spike_mean(d, LOSS_STEPS);

@@ -8,7 +8,7 @@ dry_run.h: the report of --dry-run: parameters, memory, FLOPs and schedule.
 #include "memory_report.h"
 #include "model_report.h"
 
-// plan_build of the options' length and ranks.
+// plan_build with the options' sequence length and ranks.
 static inline void plan_options(ModelPlan *plan, const Options *o, const ModelConfig *config, int B, Purpose purpose) {
     Recompute recompute = purpose == FOR_GENERATION ? RECOMPUTE_NOTHING : (Recompute)o->recompute;
     plan_build(plan, config, B, o->model.T, purpose, recompute, options_run_ranks(o, comm_rank(), options_ranks(o)));

@@ -1,5 +1,5 @@
 /*
-init_model.h: what --init requires of a directory, besides what config_json.h and checkpoint.h do.
+init_model.h: requirements of --init, in addition to the requirements of config_json.h and checkpoint.h.
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
@@ -36,7 +36,7 @@ static inline void init_refuse_conversion(const Options *o, const ModelConfig *c
     if (problems) program_exit(EXIT_USAGE);
 }
 
-// --init with --sparse-blocks or --sparse-block-size: `config`, the model of the directory, selects so. No weight
+// --init with --sparse-blocks or --sparse-block-size: sets them in `config`, the model of the directory. No weight
 // depends on them.
 static inline void init_sparse(const Options *o, ModelConfig *config) {
     if (o->resume || options_given(o, "sparse-blocks")) config->sparse_blocks = o->model.sparse_blocks;

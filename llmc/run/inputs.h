@@ -16,7 +16,7 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
 
 typedef struct {
     DataLoader train, val;
-    uint64_t fingerprint, val_fingerprint; // of their data
+    uint64_t fingerprint, val_fingerprint; // fingerprints of train and val
     RunTokenizer tokenizer;
     Prompts prompts;     // --prompts
     Sequence *sequences; // their tokens
@@ -28,8 +28,8 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
     return (uint64_t)o->val_steps <= all / B ? (uint64_t)o->val_steps * B : all;
 }
 
-// Where the mode does not read the data of the options, --train-data tells of the tokenizer only if it is given for
-// this start: the data of the checkpoint may no longer exist.
+// If the mode does not read the data of the options, the tokenizer follows from --train-data only if this start is
+// given --train-data: the data of the checkpoint may no longer exist.
 static inline void inputs_open_tokenizer(Inputs *in, const Options *o, bool reads_data, const char *loaded) {
     TokenizerSources from = {loaded, o->tokenizer, NULL, NULL, o->separator, o->prompt, o->prompt_tokens};
     if (reads_data || options_given(o, "train-data")) from.train_data = o->train_data;
@@ -55,7 +55,7 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
         in->choices = choices_open_all(o->eval_choices, V, T, in->tokenizer.tokenizer);
 }
 
-// Ranks must read the same data.
+// Checks that ranks read the same data.
 static inline void inputs_compare(Inputs *in, bool trains) {
     if (trains) in->fingerprint = dataloader_fingerprint(&in->train);
     if (in->val.shard_count) in->val_fingerprint = dataloader_fingerprint(&in->val);

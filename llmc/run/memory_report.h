@@ -1,6 +1,6 @@
 /*
-memory_report.h: the memory of a process (memory_parts.h) beside what the machine has: for --dry-run, for the checks at
-the start of a run, for the message of an allocation that fails, and for the log, after the first step.
+memory_report.h: the memory of a process (memory_parts.h) and the memory of the machine: for --dry-run, for the checks
+at the start of a run, for the message of an allocation that fails, and for the log, after the first step.
 */
 #pragma once
 #include "../log/logger.h"
@@ -10,12 +10,12 @@ the start of a run, for the message of an allocation that fails, and for the log
 #include "../ops/runtime.h"
 #include "memory_parts.h"
 
-// Device memory available to a process: what is free, and the part in use that the estimate already covers.
+// Device memory available to a process: the free memory, and the part in use that the estimate already covers.
 static inline size_t memory_available(const DeviceMemory *now, size_t estimated) {
     return now->total - now->used + min_size(now->used, estimated);
 }
 
-// The size of the cache of a model for generation, before the first token; on stderr, as stdout has the results.
+// Prints the size of the cache of a model for generation, before the first token, to stderr: stdout has the results.
 static inline void print_cache(const ModelPlan *plan) {
     fprintf(stderr, "keys and values: %.1f MiB for %d sequence%s of up to %d positions\n", in_mib(plan->cache_bytes),
             plan->B, plan->B == 1 ? "" : "s", plan->T);
@@ -50,9 +50,9 @@ static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling
 static struct {
     const ModelPlan *plan, *sampling;
     int most_zero;
-} announced; // what is being allocated, and the highest --zero of the run
+} announced; // the plans that are being allocated, and the highest --zero of the run
 
-// Appends to the text what a different batch size, recomputation or --zero would save, if it saves anything.
+// Appends to the text how much a different batch size, recomputation or --zero would save, if it saves anything.
 static inline void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
                                 Recompute recompute, int zero) {
     const ModelPlan *m = announced.plan;
@@ -118,8 +118,8 @@ static inline void memory_check_host(const ModelPlan *plan, const ModelPlan *sam
         in_mib(needed), host.limit, in_mib(host.available), advice, of_ranks);
 }
 
-// The same for a device, which other processes may use. Fails only if the exact parts do not fit; warns if the
-// estimated total does not.
+// Checks the memory of a device, which other processes may use. Fails only if the exact parts do not fit; warns if the
+// estimated total does not fit.
 static inline void memory_check_device(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
@@ -147,7 +147,7 @@ static inline void memory_admit(const ModelPlan *plan, const ModelPlan *sampling
         memory_check_host(plan, sampling);
         memory_check_device(plan, sampling);
     }
-    comm_barrier(); // all ranks have looked at what is available
+    comm_barrier(); // all ranks have read the available memory
 }
 
 // ---- memory in use

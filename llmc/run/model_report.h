@@ -3,7 +3,7 @@ model_report.h: what the trainer's --dry-run and predict_diffv2 print of a model
 
   print_model(plan, o)    shape and parameters
   print_flops(plan, o)
-  print_match(plan, o)    of --match-params
+  print_match(plan, o)    the width that --match-params has chosen
 */
 #pragma once
 #include "../log/progress.h"

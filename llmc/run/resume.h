@@ -4,7 +4,7 @@ start opens.
 
   ModelConfig start_configure(options, resume)               the options and the model
   void        start_open_log(log, options, resume, step, measures, description)   a new log, or the one that --resume
-                                                                     continues; measures: as log_resume
+                                                                     continues; measures: see log_resume
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
@@ -27,7 +27,7 @@ typedef struct {
     cJSON *run_json;      // NULL without --resume
     cJSON *saved;         // options that --resume adopts
     double rates[2];      // learning rates of the checkpoint's step and the next one, if options change them
-    RunLock lock;         // of rank 0, when the run will be trained
+    RunLock lock;         // rank 0's lock of a run that will be trained
 } Resume;
 
 static inline void resume_free(Resume *r) {
@@ -49,7 +49,7 @@ static inline int64_t resume_step(const Resume *r) {
 static inline bool resume_gave(const Resume *r, const char *name) {
     size_t length = strlen(name);
     const cJSON *starts = json_member(r->run_json, "starts"), *word;
-    for (int i = -1; i < cJSON_GetArraySize(starts); i++) { // the description itself is of the first start
+    for (int i = -1; i < cJSON_GetArraySize(starts); i++) { // the description itself describes the first start
         const cJSON *start = i < 0 ? r->run_json : cJSON_GetArrayItem(starts, i);
         cJSON_ArrayForEach(word, json_member(start, "command_line")) {
             const char *text = cJSON_IsString(word) ? word->valuestring : "";
@@ -61,7 +61,7 @@ static inline bool resume_gave(const Resume *r, const char *name) {
     return false;
 }
 
-// Marks defaults to be derived again: of options that no start was given, if the options that they follow from have
+// Marks defaults that must be derived again: options that no start was given and that follow from options that have
 // changed. The tokens of an update stay if the sequences divide them.
 static inline void resume_derive_again(Options *o, const Resume *r) {
     int warmup = option_row("warmup"), batch = option_row("batch-size"), total = option_row("total-batch");
@@ -80,7 +80,7 @@ static inline void resume_derive_again(Options *o, const Resume *r) {
         o->has[batch] = false;
 }
 
-// The learning rates of the checkpoint's step and of the next one, if options make it jump there.
+// The learning rates of the checkpoint's step and of the next step, if options make the rate jump there.
 static inline void resume_compare_rates(const Options *o, Resume *r) {
     static const char *const names[] = {"steps", "lr", "min-lr-ratio", "warmup", "schedule", "decay-steps"};
     Options before = *o;
@@ -94,7 +94,7 @@ static inline void resume_compare_rates(const Options *o, Resume *r) {
 }
 
 // Refuses a run whose checkpoints are gone: starting again would drop its steps from the log. Every start creates
-// checkpoints/, so that one without this directory was not merely stopped before its first checkpoint.
+// checkpoints/: if the directory is missing, the checkpoints were deleted.
 static inline void resume_check_lost(const char *out) {
     char path[PATH_SIZE];
     int64_t saved = 0, last = log_last_step(out, &saved);
@@ -179,14 +179,14 @@ static inline ModelConfig start_configure(Options *o, Resume *resume) {
     if (o->resume) resume_derive_again(o, resume);
     options_finish(o, options_ranks(o));
     if (o->resume && options_mode(o) == MODE_TRAIN) resume_compare_rates(o, resume);
-    watch_timeout(o->timeout); // may be the checkpoint's
+    watch_timeout(o->timeout); // the value may come from the checkpoint
     omp_set_num_threads((int)o->threads);
     start_configure_operations(o);
     return options_config(o);
 }
 
-// Warns of data that the last start had under the same path and with the same fingerprint, and whose files have changed
-// since. Returns their paths, for the log.
+// Warns of data whose path and fingerprint are the same as in the last start but whose files have changed since.
+// Returns their paths, for the log.
 static inline cJSON *start_modified_data(const cJSON *run, const cJSON *description) {
     static const char *const kinds[] = {"train", "val"};
     cJSON *paths = cJSON_CreateArray();
@@ -209,8 +209,8 @@ static inline cJSON *start_modified_data(const cJSON *run, const cJSON *descript
     return paths;
 }
 
-// What a resume changes besides the options that it is given: those that are derived again, those that the last start
-// had but saved in no checkpoint, and the learning rate.
+// Prints what a resume changes in addition to the given options: options that are derived again, options that the last
+// start had but saved in no checkpoint, and the learning rate.
 static inline void start_print_changes(const cJSON *changed, const Options *o, const Resume *r, int64_t step) {
     const cJSON *item;
     const double *rates = r->rates;
@@ -218,7 +218,7 @@ static inline void start_print_changes(const cJSON *changed, const Options *o, c
         char old[200], now[200] = "none";
         const char *name = json_member(item, "name")->valuestring;
         const cJSON *before = json_member(item, "old"), *value = json_member(item, "new");
-        if (options_given(o, name) || cJSON_IsNull(before)) continue; // null: also of programs without the option
+        if (options_given(o, name) || cJSON_IsNull(before)) continue; // null: also from programs without the option
         json_brief(before, old, sizeof(old));
         if (!cJSON_IsNull(value)) json_brief(value, now, sizeof(now));
         printf("option --%s: %s before, %s now\n", name, old, now);

@@ -9,7 +9,7 @@ last one: the windows in between are not read again. All ranks decide the same, 
   int64_t rollback_due(r, step)            the first of the bad steps; 0: no rollback is due
   bool    rollback_restart_from(r, step)   records that the run returns to `step`; false when it has done so
                                            ROLLBACK_TIMES times in a row: another return would not help
-  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state in checkpoints: a resumed run decides the same
+  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state in checkpoints: a resumed run decides equally
   source  the restarts of Chowdhery et al. 2022, "PaLM", section 5.1
 */
 #pragma once
@@ -23,7 +23,7 @@ typedef struct {
     int64_t bad[ROLLBACK_LIMIT];
     int bad_count; // the last bad steps, oldest first; at most K
     int64_t target;
-    int64_t times; // that the run returned to `target` in a row
+    int64_t times; // how often in a row the run returned to `target`
 } Rollback;
 
 static inline void rollback_record_step(Rollback *r, int64_t step, bool bad) {

@@ -40,9 +40,8 @@ static inline void run_data_compare(uint64_t fingerprint, uint64_t val_windows, 
     ranks_compare(text, "all ranks must read the same files under --train-data and --val-data", EXIT_FAILED);
 }
 
-// Called after trainer_state_resume. The data must equal the data of the checkpoint at `path`, unless the text of
-// --train-data or the value of --seq-len has changed: then each corpus continues at its position. saved: the options of
-// the checkpoint.
+// Called after trainer_state_resume. The data must equal the data of the checkpoint at `path`, unless --train-data has
+// another text or --seq-len another value: then each corpus continues at its position. saved: the checkpoint's options.
 static inline void run_data_resume(DataLoader *train, uint64_t fingerprint, TrainerState *s, const cJSON *state,
                                    const cJSON *saved, const char *path, const Options *o) {
     char difference[PATH_SIZE];

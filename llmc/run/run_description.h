@@ -19,7 +19,7 @@ typedef struct {
     const Options *options;
     const ModelPlan *plan;
     const Inputs *inputs;
-    double windows; // of the training order that the run reads of these data
+    double windows; // windows of the training order of these data that the run reads
     Peak peak;      // flops_util of the log is a share of it
 } RunFacts;
 
@@ -89,7 +89,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
 static inline void describe_start(cJSON *json) {
     start_phase("log");
     cJSON *all = cJSON_AddArrayToObject(json, "start_phases");
-    for (int i = 0; i < start_phases.count - 1; i++) { // without this one
+    for (int i = 0; i < start_phases.count - 1; i++) { // without this phase
         cJSON *phase = cJSON_CreateObject();
         cJSON_AddStringToObject(phase, "name", start_phases.names[i]);
         cJSON_AddNumberToObject(phase, "seconds", 1e-3 * round(1e3 * start_phases.seconds[i]));

@@ -12,7 +12,7 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 // A training step.
 typedef struct {
     double loss, grad_norm, lr, seconds;
-    double comm_seconds; // of these, waiting for other ranks
+    double comm_seconds; // the part of `seconds` spent waiting for other ranks
     bool routed;         // the model has experts
     double router_aux, router_z;
     UpdateDecision decision;
@@ -20,11 +20,11 @@ typedef struct {
     double update_norm, update_scale;
 } StepResult;
 
-// The speed of matrix products that the speed of a step is compared with.
+// The speed of matrix products, with which the speed of a step is compared.
 typedef struct {
     double gflops;
     const char *from; // source of that number
-    const char *name; // "peak", or "rate" of a measurement, which a step can exceed
+    const char *name; // "peak", or "rate": a measured rate, which a step can exceed
 } Peak;
 
 // The peak that the manufacturer states, or the measured peak of a matrix product.
@@ -83,7 +83,7 @@ static inline void log_spike(Log *log, int64_t step, const char *metric, double 
     log_end(log);
 }
 
-// The unusual in a step: spikes, an update that was not applied. not_finite_in_row: steps up to this one
+// Logs unusual events of a step: spikes, an update that was not applied. not_finite_in_row: steps up to this one
 static inline void log_step_events(Log *log, int64_t step, const StepResult *r, int64_t not_finite_in_row) {
     const UpdateDecision *d = &r->decision;
     log_spike(log, step, "loss", r->loss, d->loss_z);
@@ -150,7 +150,7 @@ static inline void log_stopped(Log *log, int64_t step, const char *why, const ch
     log_end(log);
 }
 
-// The checkpoint is of a program that read the windows of a mixture in another order.
+// Logs that the checkpoint comes from a program that read the windows of a mixture in another order.
 static inline void log_mixture_epochs(Log *log, int64_t step) {
     log_event(log, step, "mixture_epochs");
     log_end(log);

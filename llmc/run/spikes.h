@@ -2,16 +2,16 @@
 spikes.h: detects spikes of the loss and the gradient norm, and decides which updates are skipped.
 
   z        0.6745 (x - median) / (upper quartile - median) of the window: the last 128 values of all finite steps,
-           skipped ones too, without x. Of normally distributed values it is the number of standard deviations. NaN
-           (null in the log) for an x that is not finite, and while the window has fewer values
+           including skipped steps, without x. For normally distributed values z is the number of standard deviations.
+           NaN (null in the log) for an x that is not finite, and while the window has fewer values
   spike    z >= 7; the spike score is the percentage of spikes among the values that had a z
   skipped  a step with z >= --skip-loss-z or z >= --skip-grad-z (0: off)
-  robust   A tenth of the values, however large, changes the scale little: a few corrupt batches remain visible. More
-           than a quarter becomes the scale. Therefore a loss that stays at a higher level is skipped for about 32
-           steps, or with Z < 0.6745 for 64
+  robust   A tenth of the values, however large, changes the scale little: a few corrupt batches remain visible. Large
+           values set the scale when they are more than a quarter. So a loss that stays at a higher level is skipped for
+           about 32 steps, or with Z < 0.6745 for 64
 
   double  spike_z(detector, x)
-  double  spike_observe(detector, x)   the same, and counts x and the spike
+  double  spike_observe(detector, x)   returns spike_z, and counts x and the spike
   void    spike_enter(detector, x)     adds a finite x to the window
   double  spike_score(detector)        NaN before the first z
   double  spike_mean(detector, most)   of the newest values, at most `most`; NaN of an empty window

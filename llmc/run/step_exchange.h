@@ -10,9 +10,9 @@ step_exchange.h: one exchange per step of all that every rank must know: all com
 
 typedef struct {
     double loss; // summed over rows
-    int signal;  // that a rank got; 0: none
-    bool due;    // a checkpoint, by the clock of rank 0
-    int stage;   // of the checkpoint that is being written: the lowest
+    int signal;  // a signal that a rank received; 0: none
+    bool due;    // a checkpoint is due, by the clock of rank 0
+    int stage;   // the lowest stage of the checkpoint that is being written
     bool unread; // a rank could not read its data
 } StepExchange;
 

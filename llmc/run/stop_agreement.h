@@ -1,11 +1,11 @@
 /*
-stop_agreement.h: the ranks agree on a signal during a measurement, so that all abandon it before the same batch. They
-do so about once a second: the slowest rank tells how many batches that is.
+stop_agreement.h: the ranks agree on a signal during a measurement, so that all abort it before the same batch. They do
+so about once a second; the slowest rank determines how many batches that is.
 
-  void stop_agreement_begin(a, signal, gathered)   before a measurement. signal: on which the ranks have agreed already,
-                                                   or 0. gathered: room for two numbers of each rank
+  void stop_agreement_begin(a, signal, gathered)   before a measurement. signal: agreed on, or 0. gathered: room
+                                                   for two numbers of each rank
   bool stop_agreement(a)                           before each batch (EvaluationModel.abandons): whether a rank has a
-                                                   signal, which a->signal is then
+                                                   signal; sets a->signal
   void stop_agree_largest(gathered, own)           own [2] = the largest of all ranks
 */
 #pragma once
@@ -14,8 +14,8 @@ do so about once a second: the slowest rank tells how many batches that is.
 
 typedef struct {
     int signal;       // 0: none
-    int period, left; // batches from one agreement to the next; until then
-    double since;     // the last one, of this rank's clock
+    int period, left; // batches from one agreement to the next; batches left until the next
+    double since;     // time of the last agreement, by this rank's clock
     double *gathered;
 } StopAgreement;
 

@@ -19,7 +19,7 @@ with nohup.
 #pragma once
 #include "../comm/watchdog.h"
 
-static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int that is written once
+static volatile sig_atomic_t stop_signal; // the signal that requested the stop, or 0; written once
 
 enum { STOP_SIGNAL_COUNT = 4 };
 static const int stop_signals[STOP_SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
@@ -97,7 +97,7 @@ static inline void stop_signals_catch(const char *notice) {
     sigset_t set = stop_signal_set();
     memset(&action, 0, sizeof(action));
     action.sa_handler =
-        stop_signal_take; // also when the parent process had them ignored, as a shell does for background jobs
+        stop_signal_take; // even if the parent process ignores them, as a shell does for background jobs
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     stop_signals_notice = notice;
@@ -106,8 +106,8 @@ static inline void stop_signals_catch(const char *notice) {
         CHECK(!sigismember(&set, stop_signals[i]) || sigaction(stop_signals[i], &action, NULL) == 0,
               "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
 }
-// The notice of one process. Several ranks have none: a launcher that ends a job in which a rank has failed sends a
-// signal too, and then the step is not finished.
+// The notice of a run with one process. Several ranks have no notice: a launcher that ends a job after the failure of a
+// rank also sends a signal, and then the step is not finished.
 static inline const char *stop_notice(const char *out) {
     return out ? "diffv2: signal: the run stops after the current step and saves a checkpoint; a second signal ends it "
                  "at "

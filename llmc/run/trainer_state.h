@@ -1,12 +1,12 @@
 /*
-trainer_state.h: where a run is: its counters and detectors, and trainer_state.json of a checkpoint.
+trainer_state.h: the progress of a run: its counters and detectors, and trainer_state.json of a checkpoint.
 
   cJSON  *trainer_state_to_json(state, options, data_fingerprint, data_identity)   all but the checksums
   void    trainer_state_rewind(state, json, path)    the counters and detectors of a checkpoint; the position in the
                                                      data and the rollback state stay
-  void    trainer_state_resume(state, json, path)    all of a checkpoint's
+  void    trainer_state_resume(state, json, path)    the complete state of a checkpoint
   void    trainer_state_validated(state, loss)       records whether the loss of a validation is finite
-  bool    trainer_state_finite(state)                of the last step and validation
+  bool    trainer_state_finite(state)                whether the last step and validation were finite
   uint64_t state_number(json, key, limit, path)      one number of the file
   bool    state_has_mixture_epochs(json)             false for checkpoints of earlier programs
 
@@ -22,15 +22,15 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 
 typedef struct {
     int64_t step;    // steps done; they count from 1
-    int64_t updates; // of them applied: Adam's step count, for its bias correction
-    int64_t tokens;  // of the steps done, each with the --total-batch of its start
-    // The first step after the first of the last validations in a row whose loss was not finite; 0: the last one's is.
+    int64_t updates; // steps whose update was applied: Adam's step count, for its bias correction
+    int64_t tokens;  // tokens of the steps done; each step counts the --total-batch of its start
+    // If the last validation's loss is not finite: 1 + the step of the first validation in this series; else 0.
     int64_t val_not_finite_since;
-    bool measurement_due; // a measurement after the last step was abandoned or failed: a resume makes it
+    bool measurement_due; // a measurement after the last step was aborted or failed: a resume repeats it
     uint64_t next_window; // position in the training order, since the data were opened
     DataPositions opened; // positions of the corpora then, after a resume with other data
     SpikeGuard guard;     // decides which updates are applied
-    Rollback rollback;    // decides when the run goes back
+    Rollback rollback;    // decides when the run returns to a checkpoint
 } TrainerState;
 
 static inline void trainer_state_validated(TrainerState *s, double loss) {

@@ -2,16 +2,16 @@
 trial.h: --minutes M: the number of updates that take M minutes on this machine, from a trial of 5 to 10 seconds.
 
   updates   The first TRIAL_WARM_UP are not measured. The time of an update is the median, on the clock of rank 0.
-  others    What the options ask for between updates: a validation before the first update, after the last one and every
-            --val-every; samples; checkpoints, of which only the bytes are known: they are assumed to be written at
-            CHECKPOINT_RATE.
+  others    The work that the options request between updates: a validation before the first update, after the last one
+            and every --val-every; samples; checkpoints. Only the bytes of checkpoints are known: they are assumed to be
+            written at CHECKPOINT_RATE.
   result    An estimate, at least TRIAL_LEAST_STEPS: the machine may be slower later.
 
   bool    trial_add(t, seconds)     records the next update; returns whether the trial ends with it
   double  trial_update(t)           seconds of an update
-  double  trial_window(m, inputs, targets, starts)   of a window of a validation on all ranks; of --eval-choices as many
-                                    windows as its tasks fill
-  double  trial_token(generator)    of a token of a sample
+  double  trial_window(m, inputs, targets, starts)   seconds of a window of a validation on all ranks; --eval-choices
+                                    counts as many windows as its tasks fill
+  double  trial_token(generator)    seconds of a token of a sample
   int64_t trial_steps(o, costs)     --steps
 */
 #pragma once
@@ -29,12 +29,12 @@ enum { TRIAL_WARM_UP = 5, TRIAL_UPDATES = 1000, TRIAL_LEAST_STEPS = 20 };
 static const double CHECKPOINT_RATE = 1e9; // bytes per second
 
 typedef struct {
-    int count; // of the updates so far
+    int count; // number of updates so far
     double measured, seconds[TRIAL_UPDATES];
 } Trial;
 
 typedef struct {
-    double update, validation, sample, checkpoint; // seconds of one; 0: the run has none
+    double update, validation, sample, checkpoint; // seconds of one each; 0: the run has none
 } TrialCosts;
 
 static inline int trial_measured(const Trial *t) { return max_int(0, t->count - TRIAL_WARM_UP); }
@@ -78,8 +78,7 @@ static inline double trial_token(const Generator *g) {
     return (now_seconds() - start) / TOKENS;
 }
 
-// M minutes = two validations, a checkpoint, the checkpoints of --checkpoint-minutes, and N times the share of all
-// else.
+// M minutes = two validations, a checkpoint, the checkpoints of --checkpoint-minutes, and N updates with their shares.
 static inline int64_t trial_steps(const Options *o, const TrialCosts *c) {
     double left = 60 * o->minutes - 2 * c->validation - c->checkpoint, each = c->update;
     if (o->val_every) each += c->validation / (double)o->val_every;

@@ -1,6 +1,6 @@
 /*
-unread_data.h: the end of a run of which a rank could not read training or validation data. The state of the last step
-is saved first. The line says what is wrong, and how a resume reads other data.
+unread_data.h: the end of a run after a rank could not read training or validation data. The state of the last step is
+saved first. The last line says what is wrong, and how a resume reads other data.
 
   void end_unread(c, loader, changes)   all ranks call it together; loader: training or validation data, after
                                         dataloader_read has failed on a rank
@@ -11,7 +11,7 @@ is saved first. The line says what is wrong, and how a resume reads other data.
 
 enum { UNREAD_SIZE = PATH_SIZE + 4096 };
 
-// The end of the line. option: with which a resume reads other data; or empty.
+// The end of the line. option: the option with which a resume reads other data; or empty.
 static inline void unread_advice(char advice[UNREAD_SIZE], const char *out, int64_t step, const char *option) {
     char saved[64] = "";
     if (out && step) FORMAT(saved, "; the state of step %" PRId64 " is saved", step);
@@ -32,5 +32,5 @@ static inline void end_unread(Checkpointer *c, DataLoader *l, const AppliedChang
         changes_past_window(changes, s->step + 1, l->reading - s->next_window, option, sizeof(option));
     unread_advice(advice, o->out, s->step, option);
     if (l->unread) dataloader_fail(l, advice);
-    comm_barrier(); // ends when that rank ends
+    comm_barrier(); // ends when the failed rank ends
 }

@@ -1,7 +1,7 @@
 // clang-format off
 /*
-pretokenize.h: splits text into the pieces within which tokens are merged, like the regular expressions of known
-tokenizers.
+pretokenize.h: splits text into pieces, as the regular expressions of known tokenizers do. Tokens are merged only
+within a piece.
 
   PATTERN_GPT2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
   PATTERN_CL100K  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+
@@ -13,8 +13,8 @@ tokenizers.
   PATTERN_NONE    the whole text is one piece
 
 An alternative is tried only if all earlier ones have failed. Each is greedy and gives back only what the rest of it
-needs. Every code point is a letter, a number, a space or none of these, so no text is lost. A mark (\p{M}) is none of
-these, and a member of H and T.
+needs. Every code point is a letter, a number, a space or another character, so no text is lost. A mark (\p{M}) is
+another character, and a member of H and T.
 */
 // clang-format on
 #pragma once

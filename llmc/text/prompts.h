@@ -39,15 +39,15 @@ static inline bool prompt_numbers_valid(const char *text) {
 }
 
 typedef struct {
-    char *text;  // of `size` bytes, followed by a 0; NULL: the prompt is given as tokens
-    size_t size; // of the text
+    char *text;  // `size` bytes, followed by a 0; NULL: the prompt is given as tokens
+    size_t size; // bytes of the text
     int *tokens; // IDs as in the file, not yet compared with a vocabulary
-    int count;   // of the tokens
-    int line;    // in the file, from 1
+    int count;   // number of tokens
+    int line;    // line in the file, from 1
 } Prompt;
 
 typedef struct {
-    const char *name; // of the file, for messages
+    const char *name; // name of the file, for messages
     Prompt *items;
     int count, room;
     int empty; // lines that were skipped

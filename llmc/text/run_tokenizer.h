@@ -23,7 +23,7 @@ Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwis
 
 enum { TOKENIZER_JSON_LIMIT = 256 << 20 };
 
-// Where the tokenizer, the separator and the prompt come from: values of the options of these names, or NULL.
+// The sources of the tokenizer, the separator and the prompt: values of the options with these names, or NULL.
 typedef struct {
     const char *loaded; // a checkpoint directory, or NULL
     const char *tokenizer, *train_data, *val_data, *separator, *prompt, *prompt_tokens;

@@ -30,7 +30,7 @@ static inline void sampler_close(Sampler *s) {
     free(s->weights);
 }
 
-// The token of the largest logit, the first of equals; -1 if a logit is not finite.
+// The token with the largest logit, the first among equals; -1 if a logit is not finite.
 static inline int largest_logit(const float *logits, int V) {
     int best = 0, broken = 0;
     for (int v = 0; v < V; v++) broken |= !isfinite(logits[v]);
@@ -71,8 +71,8 @@ static inline void sort_candidates(Sampler *s, int n) {
     }
 }
 
-// Collects the candidates that a sample can depend on: of top_k or more of the largest logits (0: all), those whose
-// weight is at least exp(-40) of the largest one's. Returns their number. The logits are counted in classes of equal
+// Collects the candidates that a sample can depend on: tokens among at least the top_k largest logits (0: all) whose
+// weight is at least exp(-40) of the largest weight. Returns their number. The logits are counted in classes of equal
 // width, and the classes that hold the top_k largest are kept whole.
 static inline int select_candidates(Sampler *s, const float *logits, int V, float largest, double temperature,
                                     int top_k) {

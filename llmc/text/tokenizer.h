@@ -140,7 +140,7 @@ static inline void tokenizer_encode_text(const Tokenizer *t, const unsigned char
     free(bytes);
 }
 
-// The first of the added tokens [low,high) whose byte at `depth` is at least `next`. All share the bytes before it.
+// The first of the added tokens [low,high) whose byte at `depth` is at least `next`; all share the bytes before.
 static inline int added_bound(const Tokenizer *t, int low, int high, size_t depth, int next) {
     while (low < high) {
         int middle = low + (high - low) / 2;
@@ -155,7 +155,7 @@ static inline int added_token(const Tokenizer *t, const unsigned char *text, siz
     int found = -1, low = 0, high = t->added_count;
     *length = 0;
     for (size_t depth = 0; low < high; depth++) {
-        if (t->added[low].length == depth) { // a prefix of the others is sorted first
+        if (t->added[low].length == depth) { // a prefix of others is sorted before them
             found = (int)t->added[low++].id;
             *length = depth;
         }
@@ -188,7 +188,7 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return list.count;
 }
 
-// The bytes of a token. A model may have more rows than its tokenizer has tokens: those are U+FFFD.
+// The bytes of a token. A model may have more rows than its tokenizer has tokens: additional rows are U+FFFD.
 static inline const unsigned char *tokenizer_decode_token(const Tokenizer *t, int id, size_t *length) {
     if (id < t->vocab_size) return tokenizer_token_bytes(t, id, length);
     *length = 3;

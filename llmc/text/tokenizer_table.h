@@ -18,9 +18,9 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
            and the XXH64 of everything before.
   flags    TOKENIZER_PREFIX_SPACE: text is encoded with a space before it; TOKENIZER_IGNORE_MERGES: a piece that is a
            token is not merged; TOKENIZER_STRIP_SPACE: one space at the beginning of a document is not part of its text
-  classes  Those of the library that tokenized the corpus, whatever its Unicode version. A code point has at most one of
-           letter, number and space. CLASS_HEAD and CLASS_TAIL state in which part of a word letters and marks may occur
-           (capitals in the head). Only PATTERN_O200K uses them, and only its tables have them.
+  classes  The library that tokenized the corpus defines them, whatever its Unicode version. A code point is at most one
+           of letter, number and space. CLASS_HEAD and CLASS_TAIL state in which part of a word letters and marks may
+           occur (capitals in the head). Only PATTERN_O200K uses them, and only its tables have them.
   errors   A file may come from an untrusted source: everything in it is checked before use.
   cost     Reading takes O(n log n) time and up to 8 times the size of the file in memory, whatever its content: equal
            tokens and added tokens count once, and the hash tables are seeded per process.
@@ -29,7 +29,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
 #include "../base/files.h"
 #include "../base/json.h"
 
-enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // of byte-level shards: a NUL precedes each document
+enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // for byte-level shards: a NUL precedes each document
 enum {
     TOKENIZER_HEADER_BYTES = 8 + 12 * 4,
     TOKENIZER_FILE_LIMIT = 64 << 20, // a vocabulary of 262,144 with its merges: 10 MB
@@ -126,7 +126,7 @@ typedef struct {
     const Tokenizer *t;
     size_t at;
 } TableReader;
-// The next `bytes` bytes of the file, which are padded to a multiple of 4; NULL if it ends before.
+// The next `bytes` bytes of the file, padded to a multiple of 4; NULL if the file ends before.
 static inline const void *table_read(TableReader *r, size_t bytes) {
     size_t padded = round_up(bytes, 4), end = r->t->size - 8;
     if (bytes > end || padded > end - r->at) return NULL;
@@ -194,7 +194,7 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t co
     return t->ranges != NULL;
 }
 
-// Order by bytes, a prefix first; equal ones in the order of the file.
+// Orders by bytes, a prefix first; equal tokens keep the order of the file.
 static inline int compare_added(const void *a, const void *b) {
     const AddedToken *x = (const AddedToken *)a, *y = (const AddedToken *)b;
     int order = memcmp(x->bytes, y->bytes, min_size(x->length, y->length));

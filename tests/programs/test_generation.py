@@ -43,7 +43,7 @@ def test_random_weights(trained):
         )
     result = run_trainer("--out", trained, "--lr x --top-k -1 --generate 2")  # with the other mistakes
     assert result.status == USAGE and result.err.count("\n") == 3 and "--generate with --out requires" in result.err
-    words = "--generate: the weights are random; --out DIR --resume or --init DIR loads those of a model"
+    words = "--generate: the weights are random; --out DIR --resume or --init DIR loads trained weights"
     run_trainer("--vocab 256 --generate 2").one_line(DONE, words)
     assert run_trainer("--out", trained, "--resume --generate 2").done().err == ""
     for option in ("--prompt x", "--prompt-tokens 1", "--temperature 0.5", "--top-k 3"):
