@@ -99,10 +99,10 @@ __attribute__((noreturn)) static inline void program_exit(int status) {
     exit(status);
 }
 
-// Called by a failing CHECK of the main thread after its line: removes what is incomplete (files.h).
+// Called by a failing CHECK of the main thread after its line: removes incomplete files (files.h).
 static void (*failure_hook)(void);
 
-// Set when a signal is about to end the process: what fails from then on is not reported.
+// Set when a signal is about to end the process: later failures are not reported.
 static bool ended_by_signal;
 
 // Set in a thread that works for the main thread: a failing CHECK stores its line here, [FAILURE_SIZE], and ends only
@@ -136,8 +136,8 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
 
 enum { STACK_LEAST = 1 << 20 }; // bytes, also of each thread that computes
 
-// Called first in main. A file that gets the descriptor of a closed stdin, stdout or stderr would receive what is
-// printed there. A write beyond the limit of a file's size (ulimit -f) fails with EFBIG instead of a signal.
+// Called first in main. Opens stdin, stdout and stderr if they are closed: a file with their descriptor would receive
+// the output. A write beyond the limit of a file's size (ulimit -f) fails with EFBIG instead of a signal.
 static inline void program_begin(void) {
     struct rlimit stack;
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -154,7 +154,7 @@ static inline int end_of_output(int status) {
     return status;
 }
 
-// Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.
+// Discards the output on stdout from here on: ranks other than 0 call it, and a process whose reader has closed stdout.
 static inline void stdout_discard(void) {
     CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
 }
@@ -184,7 +184,7 @@ static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
-// For qsort, of numbers in ascending order.
+// For qsort: sorts numbers in ascending order.
 static inline int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -206,7 +206,7 @@ static inline void memory_advise(char *text, size_t size) {
     if (memory_advice) memory_advice(text, size);
 }
 
-// Exits with an error. memory: which kind; bytes: requested, 0 if only the library knows; room: what is available.
+// Exits with an error. memory: which kind; bytes: requested bytes, 0 if only the library knows; room: available bytes.
 static inline void out_of_memory(const char *memory, size_t bytes, const char *what, const char *room) {
     char advice[2048] = "reduce --batch-size or --seq-len", wanted[32] = "memory";
     memory_advise(advice, sizeof(advice));

@@ -3,7 +3,7 @@ dtype.h: element types in files, and conversion between them.
 
   const DTypeInfo dtype_table[]                          name in safetensors, name in config.json, size in bytes
   DType dtype_find(const char *name)                     by the name in safetensors; DTYPE_COUNT if unknown
-  DType DTYPE_OF(type)                                   of floatX, real or grad_t: 2 bytes BF16, 4 F32, 8 F64
+  DType DTYPE_OF(type)                                   type of floatX, real or grad_t: 2 bytes BF16, 4 F32, 8 F64
   void  convert_elements(dst, DType, src, DType, n)      host memory; dst and src do not overlap
 
   format     F64, F32, F16: IEEE 754 binary64, binary32, binary16; BF16: the upper half of a binary32

@@ -87,7 +87,7 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
     return text;
 }
 
-// Whether a path names an open file. If not, errno is ENOENT when there is no file, and 0 when it is another one.
+// Whether a path names an open file. If not, errno is ENOENT if there is no file, and 0 if it is another file.
 static inline bool file_is_named(int fd, const char *path) {
     struct stat ours, named;
     CHECK(fstat(fd, &ours) == 0, "cannot look at %s: %s", path, strerror(errno));
@@ -116,7 +116,7 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
     }
 }
 
-// O_EXCL: does not write through a link, or into a file that has another name too.
+// O_EXCL: does not write through a link, or into a file that also has another name.
 static inline int file_create(const char *path) {
     bool free_name = unlink(path) == 0 || errno == ENOENT;
     int fd = free_name ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
@@ -185,7 +185,7 @@ static inline void directory_create(const char *path) {
         *p = 0;
         struct stat st;
         int error = mkdir(part, 0777) == 0 ? 0 : errno;
-        bool link = error == EEXIST && stat(part, &st) != 0; // to nothing, or in a loop
+        bool link = error == EEXIST && stat(part, &st) != 0; // a link to nothing, or in a loop
         if (link) error = errno;
         CHECK(!error || directory_exists(part), "cannot create the directory %s: %s%s", part,
               link ? "it is a link, " : "", strerror(error));
@@ -215,7 +215,7 @@ static inline bool directory_remove(const char *path) {
 
 static char unfinished[PATH_SIZE]; // empty: none
 
-// The new name prevents a thread that still writes from publishing what is removed.
+// Removes the unfinished file. The new name prevents a thread that still writes from publishing it.
 static inline void unfinished_remove(void) {
     char path[PATH_SIZE + 8];
     snprintf(path, sizeof(path), "%.*s.old.tmp", (int)(strlen(unfinished) - strlen(".tmp")), unfinished);

@@ -14,7 +14,7 @@ Sources: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst
 #pragma once
 #include "files.h"
 
-enum { HOST_PATH_SIZE = 2 * PATH_SIZE + 64 }; // of a file in a cgroup's directory
+enum { HOST_PATH_SIZE = 2 * PATH_SIZE + 64 }; // for a file in a cgroup's directory
 
 typedef struct {
     uint64_t available;
@@ -81,7 +81,7 @@ static inline bool host_file_number(const char *directory, const char *name, uin
            host_read(path, text, sizeof(text)) && sscanf(text, "%" SCNu64, value) == 1;
 }
 
-// Lowers the available memory to what this cgroup, of either version, leaves.
+// Lowers the available memory to the remaining memory of this cgroup (version 1 or 2).
 static inline void host_memory_level(const char *directory, void *into) {
     HostMemory *m = (HostMemory *)into;
     char path[HOST_PATH_SIZE], stat[16384];
@@ -110,7 +110,7 @@ static inline bool host_memory(const char *root, HostMemory *m) {
     return true;
 }
 
-// Lowers the number of cores to what this cgroup, of either version, allows: CPU microseconds per period.
+// Lowers the number of cores to the quota of this cgroup (version 1 or 2): CPU microseconds per period.
 static inline void host_cores_level(const char *directory, void *into) {
     char path[HOST_PATH_SIZE], text[256];
     uint64_t quota = 0, period = 0;
@@ -126,7 +126,7 @@ static inline void host_cores_level(const char *directory, void *into) {
 }
 
 static inline int host_cores(const char *root) {
-    int cores = omp_get_num_procs(); // of the affinity mask
+    int cores = omp_get_num_procs(); // cores in the affinity mask
     host_cgroup_levels(root, NULL, host_cores_level, &cores);
     host_cgroup_levels(root, "cpu", host_cores_level, &cores);
     return cores;

@@ -9,7 +9,7 @@ recompiles nothing else. Without that object it is "unknown".
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const char program_revision[] __attribute__((weak)); // of build/revision.c
+extern const char program_revision[] __attribute__((weak)); // defined in build/revision.c
 #ifdef __cplusplus
 }
 #endif

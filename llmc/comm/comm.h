@@ -9,7 +9,7 @@ comm.h: communication between the ranks of a run.
                                             Each `group` ranks in a row share their state (--zero-group)
   int  comm_rank(), comm_ranks()            0 and 1 without a launcher
   int  comm_ranks_here()                    ranks on this machine, which share its cores
-  int  comm_groups(), comm_group()          the number of groups, and this rank's
+  int  comm_groups(), comm_group()          the number of groups, and the number of this rank's group
   void comm_close()
 
   Host memory. All ranks make the same call; it returns when the operation is complete.
@@ -22,8 +22,8 @@ comm.h: communication between the ranks of a run.
   `ranks` is the size of a group, and `rank` is the place in it.
     ticket = comm_reduce_scatter(bucket, piece, out, add, whole)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
-                                            piece `rank` of their buckets, in fp32; out may be that piece. whole: then
-                                            out = the sum over all groups, with the same bits in each
+                                            piece `rank` of their buckets, in fp32; out may be that piece. whole: out is
+                                            the sum over all groups, with the same bits in each group
     ticket = comm_all_gather(bucket, own, piece_bytes)
                                             bucket [ranks][piece_bytes]: each rank provides own [piece_bytes], which may
                                             be its piece of the bucket
@@ -32,9 +32,9 @@ comm.h: communication between the ranks of a run.
 
   backends  comm_mpi.h for operations on the CPU; comm_nccl.cuh for operations on GPUs; comm_single.h for a program
             built without the library, which rejects more than one rank
-  traffic   (ranks-1)/ranks of a bucket, sent and received per rank, for either collective; whole:
-            besides, twice (groups-1)/groups of a piece
-  faults    The watchdog detects ranks that have ended or hang. It is told when this rank waits.
+  traffic   each rank sends and receives (ranks-1)/ranks of a bucket in either collective; with
+            `whole` also twice (groups-1)/groups of a piece
+  faults    The watchdog detects ranks that have ended or hang. The backends report waits to it.
 */
 // clang-format on
 #pragma once

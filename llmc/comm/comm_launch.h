@@ -4,7 +4,7 @@ comm_launch.h: detection of the launcher, this process's rank, and the rendezvou
 
   int    launch_process_count()    processes that the launcher has started; 1 without a launcher
   bool   launch_has_launcher()     whether a launcher started this process, even as the only one
-  int    launch_rank()             of this process, from the launcher's environment
+  int    launch_rank()             rank of this process, from the launcher's environment
   Launch launch_by_mpi(count, start)
                                    initializes MPI and queries it (a build with MPI). MPI has no time limit: after
                                    launch_limit() the process ends with a line. Ranks on one machine use shared memory,
@@ -20,9 +20,9 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
   MPI       Rank 0 draws a random identity and broadcasts the path; the roots broadcast their data. Without --rendezvous
             and --out the directory is in TMPDIR or /tmp, which serves one machine.
   srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Each other
-            root writes its data to `root.RANK`, and rank 0 all of them to `start`, which the others wait for. Files
-            have mode 0600 and appear whole, by a rename. Ranks open the parent before each look, which makes a network
-            file system ask the server (llm.c waits for such a file too; there it has one name for all starts).
+            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait.
+            Files have mode 0600 and appear complete, by a rename. Before they look for a file,
+            ranks open its parent, so that a network file system asks the server. (llm.c waits for such a file, too.)
 */
 // clang-format on
 #pragma once
@@ -31,12 +31,12 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
 
 typedef struct {
     int rank, ranks;
-    int local_rank, ranks_here; // among the ranks on this machine
+    int local_rank, ranks_here; // place among the ranks on this machine, and their number
     bool mpi;                   // started by MPI, which is initialized
 } Launch;
 
-// What comm_open gets: seconds until all ranks are connected, besides those that the number of ranks adds; --rendezvous
-// or --out, or NULL; nvls: NCCL may add in NVLink switches.
+// The argument of comm_open. Seconds until all ranks must be connected, to which launch_limit adds time per rank;
+// --rendezvous or --out, or NULL; nvls: NCCL may add in NVLink switches.
 typedef struct {
     double timeout;
     const char *directory;
@@ -171,7 +171,7 @@ static inline void launch_connect_by_mpi(const CommStart *start, char *path, cha
         MPI_OK(MPI_Bcast(data + p * bytes, (int)bytes, MPI_BYTE, launch_root(p, comm.ranks, parts), MPI_COMM_WORLD));
     int failed = access(path, R_OK | W_OK | X_OK) == 0 ? comm.ranks : comm.rank, first = 0;
     MPI_OK(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
-    if (first < comm.ranks && comm.rank == 0) watch_remove(); // before the launcher kills the others
+    if (first < comm.ranks && comm.rank == 0) watch_remove(); // before the launcher kills the other ranks
     if (first < comm.ranks) MPI_OK(MPI_Barrier(MPI_COMM_WORLD));
     CHECK(first != comm.rank, "rank %d on %s cannot open %s: --rendezvous selects a directory that all machines share",
           comm.rank, watch.own.host, path);
@@ -218,7 +218,7 @@ static inline Launch launch_by_slurm(int launched) {
     return l;
 }
 
-// Opens a file, and waits for rank `writer` to make it, or the directory of one that is created here.
+// Opens a file, and waits for rank `writer` to create it, or to create the directory of a file that is created here.
 static inline int launch_open(const char *file, int flags, const CommStart *start, int writer) {
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
     int fd;

@@ -5,8 +5,8 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
   threads   One thread per rank makes all MPI calls, in the order in which operations were started. It sleeps between
             polls, which leaves the cores to the computation. It requires neither an MPI progress thread nor
             MPI_THREAD_MULTIPLE.
-  numerics  MPI only moves pieces (Ialltoall). They are summed here in the order of ranks, and sums of groups in the
-            order of groups, so the result depends only on these numbers, not on the algorithm that a library chooses.
+  numerics  MPI only moves pieces (Ialltoall). They are summed here in the order of ranks, and the sums of groups in
+            the order of groups, so the result depends on the numbers of ranks and groups, not on a library's algorithm.
 */
 // clang-format on
 #pragma once
@@ -24,14 +24,14 @@ typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST
 typedef struct {
     CommKind kind;
     void *buffer;     // bucket, data to broadcast, or destination of a gather
-    const void *mine; // the own part of a gather
+    const void *mine; // this rank's part of a gather
     size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
     bool add, whole;
 } CommOp;
 
 static struct {
-    MPI_Comm group, across; // the ranks of this group; those with this place in their groups
+    MPI_Comm group, across; // the ranks of this group; the ranks with this rank's place in their groups
     grad_t *staging;        // [ranks][piece]: received pieces
     size_t staging_bytes;
     CommOp queue[COMM_QUEUE];
@@ -82,7 +82,7 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
     }
 }
 
-// x = its sum over the groups, as many elements at a time as have room
+// x = the sum of x over the groups, as many elements at a time as fit
 static inline void comm_sum_groups(grad_t *x, size_t count, MPI_Datatype type) {
     size_t room = comm_mpi.staging_bytes / sizeof(grad_t) / (size_t)comm_groups();
     for (size_t begin = 0; begin < count && comm_groups() > 1; begin += room) {
@@ -145,7 +145,7 @@ static inline void *comm_thread(void *unused) {
     return NULL;
 }
 
-// Waits until so many operations are done; the caller holds the lock.
+// Waits until `count` operations are done; the caller holds the lock.
 static inline void comm_await(uint64_t done) {
     if (comm_mpi.done >= done) return;
     double begin = now_seconds();
@@ -196,7 +196,7 @@ static inline void comm_broadcast(void *data, size_t bytes) {
     if (comm.ranks > 1) comm_wait(comm_enqueue(op));
 }
 
-// The thread for communication has nothing to do then: the only other caller of MPI waits for it.
+// Meanwhile the thread for communication is idle, so only this thread calls MPI.
 static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     (void)level;
     if (comm.ranks == 1) return;

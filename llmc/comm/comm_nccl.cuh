@@ -9,12 +9,12 @@ used only at the start) or by srun without MPI.
   host      comm_gather and comm_broadcast move host memory through pinned and device memory on the same stream. They
             are for small data, where the host waits anyway.
   numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
-            Runs are repeatable bit for bit on the same machines. With groups the sum of each is reduced over the
+            Runs are repeatable bit for bit on the same machines. The sum of each group is then reduced over the
             groups by an all-reduce. The sums of switches (NVLS) are not repeatable, so NVLS is off, except with
             --no-deterministic and NCCL_NVLS_ENABLE. All ranks have the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
-  start     ncclCommInitRank has one root, which every rank connects to. From 256 ranks on there is one for each 128
-            (ncclCommInitRankScalable of NCCL 2.23 and later), on different machines
+  start     ncclCommInitRank has one root, to which every rank connects. From 256 ranks on there is one root per 128
+            ranks (ncclCommInitRankScalable of NCCL 2.23 and later), on different machines
   rejected  Registered buffers: windows (ncclCommWindowRegister, NCCL 2.27) require parameters and gradients in memory
             of ncclMemAlloc, in pages of 2 MiB and of one size on all ranks. They save NCCL's copies and latency within
             an NVLink domain, for small messages above all. Buckets of many ranks have 128 MiB, the backward hides most

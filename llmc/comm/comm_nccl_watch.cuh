@@ -4,9 +4,9 @@ comm_nccl_watch.cuh: the state of comm_nccl.cuh, and its error handling. By itse
 rank.
 
 A thread queries the events for the progress of this device and passes it to the watchdog: the collectives that the
-device has reached, and since when it has been in an unfinished one. The state of a rank then shows which rank the
-others wait for, even if a host is blocked in a CUDA call, or in an NCCL call: those that are the first between two
-ranks connect them, which takes both. The thread also queries NCCL's asynchronous errors. The communicator is aborted
+device has reached, and since when it has been in an unfinished one. The state of a rank then shows for which rank
+the others wait, even if a host is blocked in a CUDA call, or in an NCCL call: the first call between two ranks
+connects them, which requires both. The thread also queries NCCL's asynchronous errors. The communicator is aborted
 before the program ends.
 */
 // clang-format on
@@ -15,7 +15,7 @@ before the program ends.
 #include "comm_launch.h"
 #include <nccl.h>
 
-#ifndef NCCL_HOST_BYTES // a rank's part of host collectives, and the lengths of two rings; smaller in tests
+#ifndef NCCL_HOST_BYTES // a rank's part of host collectives; next, the lengths of two rings; smaller in tests
 #define NCCL_HOST_BYTES (16 << 10)
 #define NCCL_EVENTS 2048
 #define NCCL_WAITS 512
@@ -26,15 +26,15 @@ static struct {
     int device;
     ncclUniqueId *ids; // [roots]
     int roots;
-    // of all ranks, NULL until the first collective; of this group; of those with this place in their groups, or NULL
+    // all ranks, NULL until the first collective; this group; the ranks with this place in their groups, or NULL
     ncclComm_t handle, group, across;
     cudaStream_t stream;
     // events of collective n in slot n % NCCL_EVENTS: main_stream has reached it; it has ended
     cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
     uint64_t begun, awaited;        // the latest collective, and the latest that main_stream waits for
-    uint64_t come_count, end_count; // as seen by the thread
+    uint64_t come_count, end_count; // as the thread has seen them
     cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
-    uint64_t waits, waits_read; // waits of main_stream, and those whose duration was added up
+    uint64_t waits, waits_read; // waits of main_stream, and how many durations were added up
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
     grad_t *received;           // [piece]: --zero 2 and 3
     size_t received_bytes;
@@ -59,7 +59,7 @@ static inline void nccl_failed(const char *call, ncclResult_t status) {
     const char *text = ncclGetLastError(nccl.handle); // also valid without a communicator
     char more[400];
     snprintf(more, sizeof(more), "%s", text ? text : "");
-    for (char *c = more; *c; c++) *c = iscntrl((unsigned char)*c) ? ' ' : *c; // it ends with a newline
+    for (char *c = more; *c; c++) *c = iscntrl((unsigned char)*c) ? ' ' : *c; // the text ends with a newline
     if (strstr(more, "out of memory")) out_of_device_memory(0, "NCCL");
     CHECK(false, "NCCL failed: %s (%s)%s%s; NCCL_DEBUG=WARN prints details", ncclGetErrorString(status), call,
           *more ? ": " : "", more);
@@ -115,8 +115,7 @@ static inline void nccl_abort_at_exit(void) {
 static inline bool nccl_event_done(cudaEvent_t event) {
     cudaError_t status = cudaEventQuery(event);
     if (status != cudaSuccess)
-        cudaGetLastError(); // not ready is remembered as if it were an error; a true one comes again, to the main
-                            // thread
+        cudaGetLastError(); // "not ready" is stored like an error; a true error is reported again, to the main thread
     return status == cudaSuccess;
 }
 
@@ -132,12 +131,12 @@ static inline void nccl_update_progress(void) {
     bool moves = come != nccl.come_count || end != nccl.end_count || calls != nccl.calls_count;
     bool waits = nccl.come_count > nccl.end_count || NCCL_GET(inside);
     nccl.calls_count = calls;
-    if (moves || !waits) watch_device(nccl.come_count, waits); // it waits since now, or does not wait
+    if (moves || !waits) watch_device(nccl.come_count, waits); // it waits from now on, or does not wait
 }
 
 static inline void *nccl_watch_thread(void *unused) {
     (void)unused;
-    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // impossible: the main thread uses it
+    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot happen: the main thread uses it
     while (!NCCL_GET(stop) && !nccl_ending()) {
         ncclComm_t handles[3];
         for (int i = nccl_handles(handles) - 1; i >= 0; i--) {

@@ -8,13 +8,13 @@ connections between ranks.
 
   void watch_begin(rank, start_limit, problem)
                                             before the ranks are connected: ends the program with the line `problem`
-                                            if that takes longer than start_limit seconds
-  void watch_open(path, rank, ranks)        the directory is there; writes this rank's file
+                                            if the connection takes longer than start_limit seconds
+  void watch_open(path, rank, ranks)        the directory exists; writes this rank's file
   WatchState *watch_await_ranks(seconds)    rank 0: waits for the files of all ranks; [ranks], free()
   void watch_timeout(seconds)               sets the limit of waits; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
-  void watch_wait_begin(), watch_wait_end() around a wait for other ranks, whose collectives own.collectives counts
-  void watch_device(collectives, waiting)   the same for a device, for which the host does not wait
+  void watch_wait_begin(), watch_wait_end() around a wait for other ranks in collective number own.collectives
+  void watch_device(collectives, waiting)   reports waits of a device, for which the host does not wait
   void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints
                                             the line
   watch_exit_hook                           called before the watchdog ends the process; takes at most about a second
@@ -24,16 +24,16 @@ connections between ranks.
   neighbor    A thread of each rank tries the lock of the next rank's file, which the system releases when that process
               ends for any reason. Unless the file states an exit status, the process was killed.
   wait        A rank that has waited longer than the limit reads all files twice. A counter that has not risen belongs
-              to a rank that is stopped or whose machine has failed. Of the others, the rank with the fewest collectives
-              is the one that hangs. Clocks of two machines are never compared.
+              to a rank that is stopped or whose machine has failed. Otherwise the rank with the fewest collectives
+              is the rank that hangs. Clocks of two machines are never compared.
   report      Only the first rank that creates `report` prints its line; it then creates `failed`, which ends the other
-              ranks. The launcher ends those that do not see it.
+              ranks. The launcher ends ranks that do not see it.
   timer       A second thread never touches files: it ends the process when the first is blocked in a file system.
   failure     A rank that fails creates `line.HASH` for each of its lines, and prints those that it was the first to
               create: a wrong option gives one line for a thousand ranks. The other ranks end with its status.
-  warnings    Rank 0 prints its own. Those of other ranks are printed only if the rank fails afterwards.
-  end         Rank 0 removes the directory; after a failure the others end after it. The directory remains if processes
-              were killed, as a record of their last states.
+  warnings    Rank 0 prints its warnings. Another rank's warnings are printed only if that rank fails afterwards.
+  end         Rank 0 removes the directory; after a failure the other ranks end later. The directory remains if
+              processes were killed, as a record of their last states.
   source      PyTorch's flight recorder: compare the numbers of collectives, name the ranks that have fewer; a monitor
               of the watchdog's own thread. NCCL: query asynchronous errors and abort the communicator
               (comm_nccl_watch.cuh). llm.c: NCCL's id in a file (comm_launch.h).
@@ -86,8 +86,8 @@ typedef struct {
 static struct {
     bool ending, reports; // main has begun to end; this rank has created `report`
     int rank, ranks;
-    int dir, file;    // descriptors; -1: not open. file: the own one, which is locked
-    bool made_parent; // of the directory, by this process
+    int dir, file;    // descriptors; -1: not open. file: this rank's file, which is locked
+    bool made_parent; // this process has created the parent of the directory
     const char *problem;
     double timeout, wait_begin; // wait_begin: 0: does not wait
     WatchState own;             // all but `waiting`
@@ -95,7 +95,7 @@ static struct {
     uint64_t printed[WATCH_LINES]; // hashes of the lines of rank 0
     int printed_count;
     char pending[WATCH_TEXT]; // lines of another rank, in case it fails
-    pthread_mutex_t lock;     // of the lines and the own file
+    pthread_mutex_t lock;     // protects the lines and this rank's file
 } watch = {false,
            false,
            0,
@@ -133,7 +133,8 @@ static inline double watch_waited(void) {
 }
 static inline void watch_wait_begin(void) { watch_set_wait(now_seconds()); }
 static inline void watch_wait_end(void) { watch_set_wait(0); }
-// The progress of a device, which runs asynchronously: collectives that it has reached, and whether it waits in one.
+// Reports the progress of a device, which runs asynchronously: the collectives that it has reached, and whether it
+// waits.
 static inline void watch_device(uint64_t collectives, bool waiting) {
     WATCH_SET(own.collectives, collectives);
     watch_set_wait(waiting ? now_seconds() : 0);
@@ -160,7 +161,7 @@ static inline void watch_clean_host(char *host) {
     "%" u64 " host %" text " step %" i64 " phase %" name " collectives %" u64 " waiting %lf device %" x64 \
     " locked %d status %d counter %" u64
 
-// The counter stands at both ends, so that a text of which a part is old is not used.
+// The counter is at both ends, so that a text with an outdated part is not used.
 static inline bool watch_parse(const char *text, WatchState *s) {
     char phase[16];
     uint64_t counter = 0;
@@ -174,8 +175,8 @@ static inline bool watch_parse(const char *text, WatchState *s) {
            s->waiting < 1e9 && s->status >= -1 && s->status <= 255;
 }
 
-// Writes the own state, and the time for a person who reads it. A file that was opened anew, and is closed, is current
-// on the other machines of a network file system too.
+// Writes this rank's state, and the time for a person who reads it. Other machines
+// of a network file system see the write if `fd` was opened for it and is closed afterwards.
 static inline bool watch_write(int fd) {
     char text[WATCH_BYTES];
     pthread_mutex_lock(&watch.lock);
@@ -230,14 +231,14 @@ static inline void watch_remove(void) {
     char parent[PATH_SIZE];
     if (!directory_remove(watch.path) || !watch.made_parent) return;
     directory_of(watch.path, parent, sizeof(parent));
-    rmdir(parent); // if nothing else is there
+    rmdir(parent); // if it is empty
 }
 static inline bool watch_is_removed(void) {
     struct stat st;
     return fstat(watch.file, &st) == 0 && st.st_nlink == 0;
 }
 
-// Whether the other ranks that have started have ended. *absent: those that have not.
+// Whether the other ranks that have started have ended. *absent: ranks that have not started.
 static inline bool watch_others_have_ended(int *absent) {
     *absent = 0;
     for (int r = 0; r < watch.ranks; r++) {
@@ -251,8 +252,8 @@ static inline bool watch_others_have_ended(int *absent) {
     return true;
 }
 
-// The launcher kills the other processes when one has failed: rank 0 removes the directory first. Its lock shows that
-// its process has ended, also after it has removed its file.
+// The launcher kills the other processes when one has failed, so rank 0 removes the directory first. The lock shows
+// that rank 0 has ended, even after it has removed its file.
 static inline void watch_await_rank_0(void) {
     int fd = -1;
     for (double until = now_seconds() + 1 + watch_beat(); now_seconds() < until; usleep(20000)) {
@@ -268,7 +269,7 @@ static inline void watch_finish(int status, bool in_order) {
     bool ended = in_order;
     int absent = !in_order;
     watch.own.status = status & 0xFF; // as the system does
-    watch_write(watch.file);          // also when the directory is gone
+    watch_write(watch.file);          // even if the directory is gone
     if (watch.rank != 0 && !in_order && !watch.reports) watch_await_rank_0();
     if (watch.rank != 0 && (in_order || !watch.reports)) return;
     for (double until = now_seconds() + 1; (!ended || absent) && now_seconds() < until; usleep(20000)) {
@@ -281,7 +282,7 @@ static inline void watch_finish(int status, bool in_order) {
 __attribute__((noreturn)) static inline void watch_exit(int status) {
     static bool ending;
     while (__atomic_exchange_n(&ending, true, __ATOMIC_SEQ_CST)) pause();
-    signal(SIGTERM, SIG_IGN); // the launcher sends it to the others when one has ended
+    signal(SIGTERM, SIG_IGN); // the launcher sends it to all ranks when one has ended
     if (watch_exit_hook) watch_exit_hook();
     watch_finish(status, false);
     _exit(status);
@@ -294,7 +295,7 @@ static inline void watch_follow(void) {
     watch_exit(atoi(status) > 0 && atoi(status) <= 255 ? atoi(status) : EXIT_FAILED);
 }
 
-// Includes the own step, since ranks run in step: it is more recent than the last state of a failed rank.
+// Includes this rank's step, which is more recent than the last state of a failed rank; ranks run in step.
 __attribute__((noreturn)) static inline void watch_report(int rank, const WatchState *s, const char *what,
                                                           const char *more) {
     fprintf(stderr,
@@ -341,7 +342,7 @@ static inline void *watch_neighbor_thread(void *unused) {
     return NULL;
 }
 
-// Names the rank for which the others wait: one whose counter does not rise, or with the fewest collectives.
+// Names the rank for which the others wait: its counter does not rise, or it has the fewest collectives.
 static inline void watch_report_wait(double waited) {
     WatchState *first = (WatchState *)checked_calloc(watch.ranks, sizeof(WatchState)),
                *last = (WatchState *)checked_calloc(watch.ranks, sizeof(WatchState));
@@ -399,7 +400,7 @@ static inline void *watch_timer_thread(void *unused) {
         // this process, or the whole job, was stopped for a while
         if (now - before > fmax(0.5, limit / 4) && waited > 0) watch_wait_begin();
         bool open = WATCH_GET(dir) >= 0;
-        // rank 0 first, whose exit makes the launcher end the others
+        // rank 0 first: its exit makes the launcher end the other ranks
         if (watch_waited() < limit + (open ? WATCH_SPARE + 5 * watch_beat() : 0) + (watch.rank == 0 ? 0 : 5)) continue;
         if (!open) fprintf(stderr, "diffv2: rank %d: %s\n", watch.rank, watch.problem);
         else
@@ -455,7 +456,7 @@ static inline void watch_on_exit(int status) {
         return;
     }
     signal(SIGTERM, SIG_IGN); // as in watch_exit
-    watch_wait_begin();       // the timer also ends this
+    watch_wait_begin();       // the timer also ends this wait
     usleep((useconds_t)(1e6 * WATCH_GRACE));
     if (watch.rank != 0) watch_print_pending(status & 0xFF);
     FORMAT(text, "%d", status & 0xFF);

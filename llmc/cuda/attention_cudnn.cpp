@@ -11,7 +11,7 @@ A description becomes a graph of one node, and the graph a plan, once per shape;
             a softmax with a sink (sink.h) give the correct gradients without a sink in the graph
   determinism  The fast backward adds dQ by atomics. The deterministic one stores dS of all heads (except on 10.x):
             B NQ T^2 bf16 of workspace, T rounded up to tiles; the caller limits the sequences and heads per call. An
-            environment variable, which is set here, keeps the frontend from a third one of cuDNN 9.25.
+            environment variable, which is set here, keeps the frontend from choosing a third backward of cuDNN 9.25.
   limits    bf16, compute capability 8.0 or higher. Widths are multiples of 8: backward to 128, on 9.x to 256 (10.x: 192
             with values of 128, or 256, by cuDNN 9.11 and 9.23); values of a different width if a plan for it exists.
             All strides and addresses are multiples of 16 bytes. T is arbitrary; T = 1 has no backward. The
@@ -47,12 +47,12 @@ using Attributes = fe::graph::Tensor_attributes;
 using TensorPointer = std::shared_ptr<Attributes>;
 
 enum { UID_Q = 1, UID_K, UID_V, UID_OUT, UID_STATS, UID_DOUT, UID_DQ, UID_DK, UID_DV };
-enum { UID_LENGTHS_Q = 20, UID_LENGTHS_KV, UID_OFFSETS }; // and the following, one per CudnnTable
+enum { UID_LENGTHS_Q = 20, UID_LENGTHS_KV, UID_OFFSETS }; // UID_OFFSETS and the following: one per CudnnTable
 
 struct CudnnPlan {
     Graph graph;
     bool backward = false;
-    int documents = 0;                            // B, if they are documents
+    int documents = 0;                            // B, if the sequences are documents
     std::unordered_map<int64_t, void *> pointers; // set by each run
 };
 
@@ -61,7 +61,7 @@ static cudnnHandle_t handle;
 // ---------------------------------------------------------------------------------------------------
 // Reasons
 
-// One line from a message of several: its first line and the first reason in the others.
+// Makes one line from a message of several lines: its first line and the first reason in the other lines.
 static void explain(char *why, size_t size, const char *what, const char *message) {
     int first = (int)strcspn(message, "\n");
     const char *reason = strstr(message + first, "Reason: ");
@@ -95,7 +95,7 @@ template <typename Action> static bool guarded(const Action &action, char *why, 
 // ---------------------------------------------------------------------------------------------------
 // Descriptions
 
-// The tensors of a graph. `table` of the offsets of documents.
+// The tensors of a graph.
 struct Description {
     Graph &graph;
     const CudnnAttention &a;

@@ -7,8 +7,8 @@ dev/emulator/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by th
              strides of rows and heads; the elements of a head are contiguous, and a sequence is T rows.
              lse (B, NQ, T): log of the sum of exp(scale q.k). Row t attends to the keys 0 .. t, or with a window W to
              t-W+1 .. t.
-  documents  the B sequences have lengths from 0 to T and begin at any element of each tensor. Those of length 0 are
-             the last ones. The tensors have the strides of rows and heads; the heads of lse are T elements apart.
+  documents  the B sequences have lengths from 0 to T and begin at any element of each tensor. Sequences of length 0
+             come last. The tensors have the strides of rows and heads; the heads of lse are T elements apart.
   outputs    are overwritten
   backward   out and lse come from the forward, or (sinks) are another pair with out = P v, P = exp(scale q.k - lse)
   errors     A function that can fail writes the reason to `why`, in one line, and changes nothing.
@@ -27,10 +27,10 @@ typedef struct { // only ints and a float: without padding, so that bytes can be
     int backward;
     int deterministic; // for the backward: bitwise reproducible; the forward always is
     int B, T, NQ, NKV, D, DV;
-    int window;    // keys that a row attends to, up to its own; 0: all of them
+    int window;    // number of keys that a row attends to, up to its own; 0: all of them
     int documents; // with CudnnTensors.lengths and .offsets
     float scale;
-    CudnnStrides q, k, v, out; // dout as out
+    CudnnStrides q, k, v, out; // out: strides of out and dout
     CudnnStrides dq, dk, dv;   // for the backward
 } CudnnAttention;
 

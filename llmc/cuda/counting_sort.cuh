@@ -18,8 +18,8 @@ static __device__ inline unsigned sort_same_digit(unsigned active, int digit, in
     return same;
 }
 
-// A warp passes rows begin .. end-1, 32 at a time, with digits of at most `bits` bits. at[digit], in shared memory:
-// where its next row goes, or how many there were. Calls row(i, place) for each row.
+// A warp passes rows begin .. end-1, 32 at a time, with digits of at most `bits` bits. at[digit], in shared memory: the
+// place of the digit's next row, or the number of its rows so far. Calls row(i, place) for each row.
 template <typename Digit, typename Row>
 static __device__ inline void sort_rows(int *at, int begin, int end, int bits, Digit digit_of, Row row) {
     int lane = (int)threadIdx.x % WARP;

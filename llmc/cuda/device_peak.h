@@ -55,11 +55,11 @@ typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGener
 // Whether mma.sync multiplies FP8 faster than bf16 (mma.cuh). If not, products of experts (expert_gemm.cuh) stay in
 // bf16 with --gemm fp8.
 static const bool generation_mma_fp8[DEVICE_GENERATIONS] = {false, true, false, false};
-static inline DeviceGeneration device_generation(int major, int minor) { // of a compute capability
+static inline DeviceGeneration device_generation(int major, int minor) { // generation of a compute capability
     if (major == 8) return minor ? CARD : AMPERE;
     return major == 9 ? HOPPER : major == 10 || major == 11 ? BLACKWELL : CARD;
 }
-// Whether attention's kernels by wgmma have heads of these widths: whole boxes (hopper.cuh).
+// Whether the wgmma kernels of attention support heads of these widths: whole boxes (hopper.cuh).
 static inline bool wgmma_widths(int D, int DV) { return (D == 64 || D == 128) && (DV == D || DV == 128); }
 typedef struct {
     const char *name;
@@ -93,7 +93,7 @@ static const DevicePeak device_peaks[] = {
     {"L40S", 142, 362.05, 48, 864, 32, CARD, SHEET_L40S},
     {"L40", 142, 181.05, 48, 864, 32, CARD, SHEET_L40},
     {"L4", 58, 121, 24, 300, 32, CARD, SHEET_L4},
-    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // as the next row, at the full rate
+    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // the chip of the next row, at the full rate
     {"RTX 6000 Ada Generation", 142, 364.2, 48, 960, 32, CARD, WHITEPAPER_ADA},
     {"RTX 3060", 28, 25.5, 12, 360, 32, CARD, WHITEPAPER_GA102},
     {"RTX 3060 Ti", 38, 32.4, 8, 448, 32, CARD, WHITEPAPER_GA102},

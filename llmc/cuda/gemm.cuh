@@ -2,7 +2,7 @@
 gemm.cuh: matrix products.
 
   gemm(shape, C, A, B)     C = op(A) op(B), or C += op(A) op(B);  op(A) is M x K, op(B) K x N, C M x N, all row-major
-  gemm_fp8(shape, C, operands)   the same of operands in FP8, times their scales
+  gemm_fp8(shape, C, operands)   gemm of operands in FP8, multiplied by their scales
 
   types      A and B floatX, or FP8; C floatX, or fp32 with shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
@@ -35,7 +35,7 @@ typedef struct {
 
 static struct {
     void *workspace;
-    int count; // of all plans made; beyond GEMM_PLANS the oldest is replaced
+    int count; // number of plans made; beyond GEMM_PLANS the oldest is replaced
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
 

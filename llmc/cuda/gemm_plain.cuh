@@ -1,5 +1,5 @@
 /*
-gemm_plain.cuh: matrix products of any shape, stride and alignment, for those that the library refuses.
+gemm_plain.cuh: matrix products of any shape, stride and alignment, for products that the library refuses.
 
   mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of tile.cuh; no tensor cores
   numerics  products and sums in fp32, in the order of k, one rounding at the store
@@ -35,7 +35,7 @@ static __device__ inline void gemm_plain_store(GemmShape s, void *C, int m, int 
     }
 }
 
-// The piece of C that begins at (m0, n0), by a block. operands: TILE_OPERANDS shared numbers
+// Computes the piece of C that begins at (m0, n0), by a block. operands: TILE_OPERANDS shared numbers
 static __device__ inline void gemm_plain_piece(GemmShape s, void *C, const floatX *A, const floatX *B, int m0, int n0,
                                                bool wide_a, bool wide_b, float *operands) {
     float *a = operands, *b = a + TILE_DEPTH * TILE_LD, acc[1][4][4];

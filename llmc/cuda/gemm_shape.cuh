@@ -33,14 +33,14 @@ typedef enum { OPERAND_STORED, OPERAND_E4M3, OPERAND_E5M2, OPERAND_TYPES } Opera
 
 typedef struct {
     GemmShape shape;
-    OperandType types[2];  // of A and B
+    OperandType types[2];  // types of A and B
     unsigned alignment[3]; // bytes, of A, B and C: powers of two
 } GemmProblem;
 static inline bool gemm_in_fp8(const GemmProblem *p) { return p->types[0] != OPERAND_STORED; }
 
 typedef struct {
     const void *A, *B;
-    const float *A_scale, *B_scale; // FP8: what the stored numbers are multiplied by, in device memory; else NULL
+    const float *A_scale, *B_scale; // FP8: factors of the stored numbers, in device memory; else NULL
     OperandType types[2];
 } GemmOperands;
 

@@ -6,21 +6,21 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
              ends when all arrivals and all expected bytes have come; mbarrier_wait(b, p) waits for the end of the phase
              of parity p: 0 is the first one, 1 the second
   copies     tensor_load: a box, by one thread, after mbarrier_expect (which is an arrival) of its bytes. Elements
-             outside of the tensor are zeros and count. bulk_load: bytes of device memory as they are, a multiple of 16,
-             likewise. proxy_fence(): by threads that wrote shared memory, before a barrier and wgmma
+             outside of the tensor are zeros and count. bulk_load: a multiple of 16 bytes of device memory as they are,
+             by one thread after mbarrier_expect. proxy_fence(): by writers of shared memory, before a barrier, wgmma
   boxes      64 columns of bf16, 128 bytes a row, with swizzle: at a multiple of 1024 of shared memory, pack p (16
              bytes) of row r is at 128 r + 16 (p ^ r % 8). A wider matrix is boxes of all its rows, one after another
   wgmma      d (64,N) = a (64,16) b (16,N) + (add ? d : 0), bf16, sums in fp32. Lane 4g + r of warp w has in d[n][c] row
-             16w + g + 8 (c / 2), column 8n + 2r + c % 2, and in registers of a what mma.cuh has: d and a as if its
-             products were side by side. Descriptors for matrices in boxes:
+             16w + g + 8 (c / 2), column 8n + 2r + c % 2, and in registers of a what mma.cuh has: d and a as if the
+             products of mma.cuh were side by side. Descriptors for matrices in boxes:
                tile_of_rows(box, k)             a or b whose 16 columns (sums are over columns) are from column k on
                tile_of_columns(box, k, rows)    b whose sums are over rows, 16 from row k on (B_TRANSPOSED, and
                                                 A_TRANSPOSED); boxes of `rows` rows
              Before the first wgmma, and when registers of one were accessed: wgmma_fence(). wgmma_commit() ends a
              group; wgmma_wait<LEFT>() waits until at most LEFT groups are under way. wgmma_pin(registers) keeps the
              compiler from moving accesses across it: after a wait, and before a fence
-  registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds. A kernel of
-             three warpgroups with fewer than HOPPER_REGISTERS at its launch would wait for ever: hopper_starts(...)
+  registers  registers_less<24>, registers_more<240> set the registers per thread of a warpgroup; see launch bounds. A
+             kernel of three warpgroups with fewer than HOPPER_REGISTERS at its launch would hang: hopper_starts(...)
   device     hopper_device(), hopper_heads(D, DV): whether this program has code for sm_90a, and the device runs it
   source     PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions",
              "setmaxnreg"; CUDA driver API, "Tensor Map Object Management"
@@ -53,7 +53,7 @@ static inline bool hopper_device(void) {
 
 static inline bool hopper_heads(int D, int DV) { return hopper_device() && wgmma_widths(D, DV); }
 
-enum { HOPPER_REGISTERS = (24 + 240 + 240) / 3 }; // of each thread at the launch
+enum { HOPPER_REGISTERS = (24 + 240 + 240) / 3 }; // registers of each thread at the launch
 // Whether the compiler has given a kernel enough registers; otherwise a warning, which names it with its parameters.
 template <class Kernel> static inline bool hopper_starts(Kernel kernel, const char *name, int a, int b, int c) {
     cudaFuncAttributes is;
@@ -68,7 +68,7 @@ template <class Kernel> static inline bool hopper_starts(Kernel kernel, const ch
 // Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows
 // and 64 columns.
 static inline CUtensorMap tensor_map(const void *tensor, int columns, int rows, int count, int ld, int box_rows) {
-    static decltype(&cuTensorMapEncodeTiled) encode; // of the driver, which is not linked
+    static decltype(&cuTensorMapEncodeTiled) encode; // a function of the driver, which is not linked
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
         void *function = NULL;
@@ -144,7 +144,7 @@ static __device__ inline uint64_t tile_descriptor(const void *start, int leading
     return (uint64_t)(shared_address(start) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
            (uint64_t)1 << 62;
 }
-static __device__ inline uint64_t tile_of_rows(const void *box, int k) { // k: within the box
+static __device__ inline uint64_t tile_of_rows(const void *box, int k) { // k: column within the box
     return tile_descriptor((const char *)box + k * 2, 0, 8 * BOX_ROW);
 }
 static __device__ inline uint64_t tile_of_columns(const void *box, int k, int rows) {
@@ -165,8 +165,8 @@ template <int N> static __device__ inline void wgmma_pin(unsigned (&a)[N][4]) {
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-// Keeps a wgmma_wait that follows after the computation of x: ptxas moves a wait up, but not across a store to shared
-// memory. to: 4 bytes of this thread.
+// Keeps the next wgmma_wait after the computation of x: ptxas moves a wait up, but not across a store to shared memory.
+// to: 4 bytes of this thread.
 static __device__ inline void wgmma_wait_after(float *to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(to)), "f"(x) : "memory");
 }
@@ -214,7 +214,7 @@ static __device__ inline void wgmma_registers(float (&d)[ROWS][4], const unsigne
               "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED));
 }
 
-// Four matrices of 8 x 8 bf16 to shared memory, as matrices_load reads them.
+// Stores four matrices of 8 x 8 bf16 to shared memory, in the layout that matrices_load reads.
 static __device__ inline void matrices_store(void *row, const unsigned (&x)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])

@@ -68,7 +68,7 @@ template <int W> static __device__ inline void store(floatX *to, const float *v)
     *(Stored<W> *)(void *)to = bits;
 }
 
-// The same for the fp32 numbers of a pack, also 16 bytes at a time.
+// load and store for the fp32 numbers of a pack, also 16 bytes at a time.
 template <int W> static __device__ inline void load_fp32(float *v, const float *from) {
     if constexpr (W == 1) {
         v[0] = from[0];
@@ -170,7 +170,7 @@ template <int W> static __device__ inline void copy_row(floatX *to, const floatX
 
 // Heads: rows of at most HEAD_WIDEST elements, which their lanes keep in registers, PACKS packs each: pack p of a lane
 // is the pack lane + p lanes of the head. Calls launch(W, PACKS, lanes) with the first two as types of constants.
-enum { HEAD_PART = 16, HEAD_WIDEST = WARP * HEAD_PART }; // elements of a lane, of a head
+enum { HEAD_PART = 16, HEAD_WIDEST = WARP * HEAD_PART }; // elements per lane, elements per head
 template <int value> using Constant = std::integral_constant<int, value>;
 template <typename Launch> static inline void launch_heads(bool wide, int D, Launch launch) {
     int packs = wide ? D / PACK : D, lanes = 1;
@@ -216,7 +216,7 @@ static __device__ inline float head_dot(const float (&a)[PACKS][W], const float 
 
 static const unsigned ALL_LANES = 0xFFFFFFFFu;
 
-// over `lanes` neighbours, a power of two
+// reduces over `lanes` neighbours, a power of two
 template <typename T> static __device__ inline T lanes_sum(T x, int lanes) {
     for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
     return x;

@@ -1,5 +1,5 @@
 /*
-launch.cuh: kernel launches and shared memory, in the GPU build and in the one that runs kernels on the CPU
+launch.cuh: kernel launches and shared memory, in the GPU build and in the build that runs kernels on the CPU
 (dev/emulator, selected by CUDA_ON_CPU). Kernel files do not distinguish the two.
 
   LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a failed launch ends the program

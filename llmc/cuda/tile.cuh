@@ -6,7 +6,7 @@ tile.cuh: products of 64 x 64 tiles by a block of 256 threads, for attention_ker
 
 Thread (y,x) of 16 x 16 holds rows 4y .. 4y+3 and columns 4x .. 4x+3 of every 64 x 64 piece in registers. Both products
 copy a piece of the operands to shared memory as fp32, with zeros for missing rows and columns, and read it in vectors
-of four.
+of four numbers.
 
 Shared memory holds either the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed, or X, (TILE, TILE_LD).
 */
@@ -16,7 +16,7 @@ Shared memory holds either the two operands of tile_dot, (TILE_DEPTH, TILE_LD) e
 enum { TILE = 64, TILE_DEPTH = 32, TILE_LD = TILE + 4, TILE_THREADS = 256 };
 enum { TILE_OPERANDS = 2 * TILE_DEPTH * TILE_LD, TILE_SCORES = TILE * TILE_LD }; // floats
 
-// Up to TILE rows of a matrix in device memory.
+// At most TILE rows of a matrix in device memory.
 typedef struct {
     const floatX *first;
     int ld, count, width;

@@ -80,7 +80,7 @@ static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PR
     line[columns - 1] = 0;
 }
 
-// share: of the peak or of a measured rate, whose name is `of`; NaN if it is unknown
+// share: the share of `of`, the peak or a measured rate; NaN if it is unknown
 static inline void progress_step(int64_t step, int64_t steps, double loss, double grad_norm, double lr,
                                  double tokens_per_s, double share, const char *of, double seconds_left) {
     char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {{0}}, line[PROGRESS_LINE_SIZE], rate[32], left[32];

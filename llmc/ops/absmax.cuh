@@ -18,9 +18,9 @@ template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, 
     return own;
 }
 
-// *max = max(*max, own of all threads), or nothing if max is NULL. All threads of the block call it, whole warps; a
-// thread without elements has own = 0. `own` may be the maximum of fp32 numbers that are stored afterwards: rounding to
-// floatX keeps the order, so rounding the maximum is enough. The result does not depend on the order of blocks.
+// *max = max(*max, own of all threads); does nothing if max is NULL. All threads of the block, in whole warps, call it;
+// a thread without elements has own = 0. `own` may be the maximum of fp32 numbers that are stored afterwards: rounding
+// to floatX keeps the order, so rounding the maximum is enough. The result does not depend on the order of blocks.
 static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
     SHARED(absmax_t, of_warps, WARP);
     if (max == nullptr) return;
@@ -37,7 +37,7 @@ static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
     if (lane == 0) atomicMax(max, absmax_bits(to_float(stored)));
 }
 
-// The largest magnitude of what a kernel stores, as its last argument. A kernel with the template argument NoMax is
+// A kernel's last argument, for the largest magnitude of its stores. A kernel with the template argument NoMax is
 // compiled without it: only --gemm fp8 uses the maxima.
 struct NoMax {
     template <int W> __device__ void add(const float (&)[W]) {}
@@ -48,7 +48,7 @@ struct Absmax {
     template <int W> __device__ void add(const float (&v)[W]) { own = absmax_of_pack<W>(own, v); }
     __device__ void finish() { absmax_of_block(max, own); } // all threads of the block call it
 };
-// Calls launch with that argument.
+// Calls launch with such an argument.
 template <typename Launch> static inline void launch_with_max(absmax_t *max, Launch launch) {
     if (max) launch(Absmax{max, 0});
     else launch(NoMax());
@@ -56,8 +56,8 @@ template <typename Launch> static inline void launch_with_max(absmax_t *max, Lau
 
 enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // threads of a block; rows whose loads are independent
 
-// `count` matrices of one shape: elements from one to the next, and bytes between their maxima, codes and scales. The
-// second dimension of the grid.
+// `count` matrices of one shape, the second dimension of the grid: elements from one to the next, and bytes between
+// their maxima, codes and scales.
 typedef struct {
     int count;
     size_t stride, bytes;

@@ -1,7 +1,7 @@
 /*
 head_groups.h: how query heads form output heads by subtraction.
 
-  o = a_signal - s(l) a_noise   of each output head, in diff_combine.h
+  o = a_signal - s(l) a_noise   for each output head, in diff_combine.h
 */
 #pragma once
 #include "../base/common.h"
@@ -9,7 +9,7 @@ head_groups.h: how query heads form output heads by subtraction.
 typedef enum { S_LINEAR, S_SIGMOID } Factor; // s as a function of l
 
 // The order of query heads: blocks of `signals` signal heads, then `noise` noise heads. Every signal head makes one
-// output head; signals/noise consecutive ones share a noise head. Without noise heads both numbers are 0.
+// output head; signals/noise consecutive signal heads share a noise head. Without noise heads both numbers are 0.
 typedef struct {
     int signals, noise;
 } HeadGroups;
@@ -25,5 +25,5 @@ static inline int output_heads(HeadGroups g, int query_heads) {
     return g.noise ? query_heads / (g.signals + g.noise) * g.signals : query_heads;
 }
 
-// s of l, for statistics; operations compute it in their own precision
+// s(l), for statistics; operations compute it in their own precision
 static inline double factor_of(double l, Factor factor) { return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l; }

@@ -75,7 +75,7 @@ SPARSE_INLINE int sparse_width(SparseShape p) { return p.blocks + 2; }
 // keys and values have first + T rows (first > 0 only in generation, with B = 1).
 typedef struct {
     int B, T, first;
-    int NQ, NKV, D, DV;                 // D: width of a query and key head, DV: of a value head
+    int NQ, NKV, D, DV;                 // D: width of a query and key head; DV: width of a value head
     int ldq, ldkv, ldo;                 // row strides
     int q_head, k_head, v_head, o_head; // head strides
     real scale;

@@ -18,7 +18,7 @@ static inline void ops_wait(void);
 
 // Facts for run.json, --dry-run and messages: descriptions of the device and its driver; false on the CPU.
 static inline bool ops_device(char *device, char *driver, size_t size);
-// The rates of a bf16 build's device; NULL: a CPU, an fp32 build or a device that is not listed, to be measured.
+// The documented rates of a bf16 build's device. NULL: a CPU, an fp32 build or an unlisted device; the caller measures.
 static inline const DevicePeak *ops_rated(void);
 
 // Lists the memory of operations and their libraries besides the program's buffers; returns the number of parts.

@@ -33,7 +33,7 @@ typedef struct {
     double saved_at;      // when the last checkpoint was saved, or training began, by this rank's clock
     double stall_seconds; // how long training has waited for checkpoints
     bool due;             // --checkpoint-minutes have passed at the last step, by the clock of rank 0
-    int stage;            // of the checkpoint that is being written: all ranks had reached this stage at the last step
+    int stage;            // all ranks had reached this stage of the checkpoint in progress at the last step
 } Checkpointer;
 
 static inline CheckpointBuffers checkpoint_buffers(const ModelState *s) {

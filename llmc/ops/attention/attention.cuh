@@ -2,7 +2,7 @@
 attention.cuh: the CUDA twin of attention: attention_forward and attention_backward, by cuDNN or the built-in kernels as
 the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 
-  traffic   besides the backend's own: what is added is read once more, and its sum read and written
+  traffic   in addition to the backend's traffic: an added term is read once more, and its sum is read and written
 */
 #pragma once
 #include "attention_kernels.cuh"
@@ -35,7 +35,7 @@ static inline void attention_reserve(size_t bytes) {
     attention_limit = max_size(LEAST, total > bytes ? (total - bytes) / 2 : 0);
 }
 
-// Forgets the shapes that were prepared, but not what cuDNN has answered.
+// Forgets the shapes that were prepared, but not the answers of cuDNN.
 static inline void attention_stop(void) {
     attention_state.count = 0;
     attention_documents_free(&attention_state.documents);

@@ -1,7 +1,7 @@
 /*
-attention_answers.cuh: what cuDNN answers to a description of attention: a plan with its workspace, or a reason. cuDNN
-computes for most of a second to build a plan, so each description is asked once in a process; attention_close drops
-all answers, attention_stop only the shapes that use them. A plan keeps its kernels on the device.
+attention_answers.cuh: the answers of cuDNN to descriptions of attention: a plan with its workspace, or a reason. cuDNN
+needs most of a second to build a plan, so a process asks once per description; attention_close drops all answers,
+attention_stop only the shapes that use them. A plan keeps its kernels on the device.
 */
 #pragma once
 #include "../../cuda/attention_cudnn.h"
@@ -18,7 +18,7 @@ typedef struct AttentionAnswer {
 } AttentionAnswer;
 static AttentionAnswer *attention_answers;
 
-// The plan of a description, which stays the property of the answers; NULL with the reason in `why`.
+// The plan of a description, which the answers own; NULL with the reason in `why`.
 static inline CudnnPlan *attention_ask(const CudnnAttention *of, size_t *bytes, char *why, size_t size) {
     AttentionAnswer *answer = attention_answers;
     while (answer && memcmp(&answer->of, of, sizeof(*of)) != 0) answer = answer->next;

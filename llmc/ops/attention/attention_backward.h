@@ -9,7 +9,7 @@ attention_backward.h: the backward of attention. Derivation, method, numerics an
 #include "diff_combine.h"
 #include "rope.h"
 
-// The inputs and outputs of the backward of a query head; or of a group, the signal heads and then the noise head.
+// The inputs and outputs of the backward of a query head, or of a group: the signal heads, then the noise head.
 typedef struct {
     int b;
     floatX *dq;

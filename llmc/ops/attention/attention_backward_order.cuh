@@ -1,7 +1,7 @@
 /*
-attention_backward_order.cuh: what the backward kernels of attention on the tensor cores share: the numbers of rows, the
-walk of a block through the tiles of queries, and the order in which blocks add to dQ. attention_mma_backward.cuh
-describes it.
+attention_backward_order.cuh: shared parts of the backward kernels of attention on the tensor cores: the numbers of
+rows, the walk of a block through the tiles of queries, and the order in which blocks add to dQ.
+attention_mma_backward.cuh describes them.
 */
 #pragma once
 #include "../../cuda/mma.cuh"
@@ -192,7 +192,7 @@ template <int KEYS, int MAPS> struct BackwardWalk {
     }
 };
 
-// Stores the lane's columns, `column` + 8j and the next, of the upper or lower row of fragments. add: += instead of =
+// Stores the lane's columns, `column` + 8j and the next, in the upper or lower row of fragments. add: += instead of =
 template <int N>
 static __device__ inline void backward_store(floatX *row, const float (&c)[N][4], int upper, int column, int width,
                                              float factor, bool add) {

@@ -3,14 +3,14 @@ attention_decode_mma.cuh: the scores and the weighted sum of attention_decode on
 whose rows can be read in packs. attention_decode.cuh divides the work and merges the splits.
 
   mapping   A block has 4 warps, and computes one split of the keys for all query heads of a key/value head. A warp has
-            16 heads and up to 128 columns of the values. Where that is all, the warps divide the keys; wider values and
-            larger groups give each part of the columns, and each 16 heads, a warp of its own. These read the same rows
-            at about the same time, so that device memory is read once (the others hit the L1 or L2 cache).
+            16 heads and up to 128 columns of the values. If that covers all, the warps divide the keys; with wider
+            values and larger groups each part of the columns, and each 16 heads, has its own warp. These warps read
+            the same rows at about the same time, so device memory is read once (the others hit the L1 or L2 cache).
   products  16 keys at a time. Scores (heads, keys) = Q K^T: a lane reads packs of 16 bytes of K, and these are the
             operand in registers, since the order of the columns does not matter if Q has the same. O (heads, columns)
             += P V: P is the result of the first product, in the layout of the second one's operand. A lane reads packs
             of four rows of V; pairs of neighbouring rows are interleaved by a byte permutation.
-  cost      the same for 1 to 16 heads of a group: the rows of missing heads are zeros
+  cost      equal for 1 to 16 heads of a group: the rows of missing heads are zeros
   memory    Q in shared memory (32 D bytes per 16 heads), in the order of the lanes; then the 8 KiB of each warp's O
   registers O 64, packs of K and of V 32 each at D = DV = 128. Two blocks on a multiprocessor then have 64 KiB of loads
             in flight, three blocks at widths up to 64 have 48 KiB; 4.8 TB/s at a latency of 1000 cycles requires 21 KiB
@@ -35,7 +35,7 @@ typedef struct {
     float scale; // for scores in base 2: exp(scale q.k) = exp2(score)
 } AttentionDecode;
 
-// What a block computes.
+// The heads and keys that a block computes.
 typedef struct {
     const floatX *q, *k, *v; // point to the first head, in the sequence's first row
     int heads, begin, end;   // keys [begin, end)
@@ -230,7 +230,7 @@ static __device__ inline void decode_merge_warps(const AttentionDecode &a, const
     }
 }
 
-// parts: of 128 columns of the values, each of a warp; tiles: of 16 heads, likewise. Both are powers of two.
+// parts: of 128 columns of the values; tiles: of 16 heads. Each has a warp. Both numbers are powers of two.
 template <int CHUNKS, int PIECES>
 static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
     attention_decode_mma_kernel(AttentionDecode a, int parts, int tiles) {

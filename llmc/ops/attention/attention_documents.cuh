@@ -17,7 +17,7 @@ typedef struct {
     const int *first_key; // the announced batch's first_key; NULL: none was announced
     int count, room;      // documents; elements of rows
     int *rows;            // [count + 1], on the host
-    const int *list;      // the same, on the device
+    const int *list;      // rows, on the device
 } AttentionDocuments;
 
 // The number of documents per call, before the workspace limits it. Most batches of web text take one call: its

@@ -48,7 +48,7 @@ template <int W> static __device__ inline int mma_pack(int row, int pack) {
     return row * (W / 8) + (pack ^ (W % 64 ? row / 2 % 4 : row % 8));
 }
 
-// Begins to copy ROWS rows of `width` numbers. Those from `count` on, and further columns, are zeros.
+// Begins to copy ROWS rows of `width` numbers. Rows from `count` on, and further columns, become zeros.
 template <int W, int ROWS, int THREADS>
 static __device__ inline void mma_copy_tile(uint4 *to, const floatX *from, int ld, int count, int width) {
     const int PACKS = W / 8, STEP = THREADS / PACKS / 8 * 8; // rows at a time; whole periods of the permutation
@@ -90,7 +90,7 @@ typedef struct {
     Factor factor;
 } AttentionMma;
 
-// What a block computes.
+// The queries and keys that a block computes.
 typedef struct {
     int b, j, t0, rows, begin, end; // sequence, head or pair of heads; queries and keys
 } MmaPlace;
@@ -254,7 +254,7 @@ static __device__ inline void mma_subtract(float (&o)[DV / 8][4], const float (&
     }
 }
 
-// Where results of a head from query t on are: lse, NULL if it is not kept; out of head or pair j; a2 of pair j.
+// The places of a head's results from query t on: lse, NULL if it is not kept; out of head or pair j; a2 of pair j.
 static __device__ inline real *mma_lse(const AttentionMma &a, const MmaPlace &p, int head, int t) {
     return a.lse ? a.lse + ((size_t)p.b * a.shape.NQ + head) * a.shape.T + t : NULL;
 }

@@ -102,8 +102,8 @@ static __device__ inline void backward_add(float (&c)[I][N][4], const unsigned (
     }
 }
 
-// The gradients x and y of two adjacent columns and of those half a head further become those before the rotation.
-// rope: the table's row of cosines and sines, from the column on
+// Rotates back the gradients x and y of two adjacent columns and of the columns half a head further. rope: the table's
+// row of cosines and sines, from the column on
 template <int D> static __device__ inline void backward_rotate(float *x, float *y, const float *rope) {
     const float2 c = *(const float2 *)(const void *)rope, s = *(const float2 *)(const void *)(rope + D / 2);
     const float first = x[0], second = x[1];
@@ -256,7 +256,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
     }
 
     // dQ = dS K: for each warp 32 rows, and an eighth of a head's columns in both halves of it: c[i][2n] has columns 8n
-    // to 8n + 7 of the eighth, c[i][2n + 1] those half a head further
+    // to 8n + 7 of the eighth, c[i][2n + 1] the columns half a head further
     __device__ void query_gradients(BackwardStep step, bool is_last) const {
         enum { PACKS = D / 8, N = D / 32 };
         const AttentionShape &s = a.shape;

@@ -11,7 +11,7 @@ attention_warning prints the reason and the remedy.
              dS = P (dP - delta) is dS_1 + dS_2, so dQ and dK are sums over the halves: the second half is written to
              scratch memory and added.
   add_dv     dV of a second key set is written to scratch memory and added
-  window     the left bound of cuDNN's diagonal band. A window of T or more is none, and shares that plan.
+  window     the left bound of cuDNN's diagonal band. A window of T or more equals no window, and shares that plan.
   calls      cuDNN's deterministic backward may need NQ T^2 bf16 of workspace per sequence. If the workspace exceeds
              attention_limit, a call computes fewer sequences or, if one sequence is too large, fewer groups of heads (a
              key/value head with the query heads that read it), provided that lse stays aligned. No sum crosses
@@ -197,7 +197,7 @@ static inline bool attention_requests_own(AttentionShape s, int signals, bool ba
     return o.builtin || !CUDNN_ATTENTION || (!o.cudnn && attention_speed(s, signals, backward) > 1);
 }
 
-// Whether the built-in kernel computes it without asking cuDNN.
+// Whether the built-in kernel computes the shape without asking cuDNN.
 static inline bool attention_refused(AttentionPlan *p) {
     AttentionShape s = p->shape;
     char measured[ATTENTION_WHY];

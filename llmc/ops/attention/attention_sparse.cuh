@@ -2,8 +2,9 @@
 attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attention.h.
 
   mapping   lanes of a warp share a row of keys, values or queries (launch_heads); a warp reads several whole rows at a
-            time. Forward and dQ: a warp per query row and head, whose groups of lanes divide the keys of its list; of
-            a cache, which has few rows, a block. Neighbouring warps are heads of one group, which find its keys in L1.
+            time. Forward and dQ: a warp per query row and head, whose groups of lanes divide the keys of its
+            list; with a cache, which has few rows, a block. Neighbouring warps are heads of one group, and find its
+            keys in L1.
             dK, dV: a block per key, whose groups of lanes divide the rows whose lists have its block, for each query
             head of its group. The groups' sums are added in order: no atomics
   loads     each lane reads a pack of 16 bytes, and neighbouring lanes neighbouring packs: a load of a warp is
@@ -31,7 +32,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------
 // Lists
 
-// What row n and the heads of a group read: the keys of the list from `low` to `position`.
+// The keys that row n and the heads of a group read: the keys of the list from `low` to `position`.
 typedef struct {
     const int *list;
     int b, t, position, low;
@@ -119,7 +120,7 @@ static inline void sparse_gather(const SparseCall &a) {
 // ---------------------------------------------------------------------------------------------------
 // Attention
 
-// The group of lanes of a thread: one of `count` of an item, whose threads begin at `first`.
+// A thread's group of lanes: one of the `count` groups of an item, whose threads begin at `first`.
 typedef struct {
     int index, count, first, lanes;
     size_t item;

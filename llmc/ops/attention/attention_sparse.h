@@ -202,7 +202,7 @@ static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const 
     }
 }
 
-// As attention_forward_groups.
+// attention_forward_groups for block-sparse attention.
 static inline void sparse_forward_groups(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
     int maps = attention_maps(s), signals = max_int(1, s.groups.signals), units = s.NQ / maps, ldn = units * s.DV;

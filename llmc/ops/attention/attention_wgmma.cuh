@@ -3,17 +3,17 @@ attention_wgmma.cuh: attention's forward on the tensor cores of Hopper, for bf16
 instructions of sm_90a (hopper.cuh); and the choice between this kernel and attention_mma.cuh, whose contract, softmax,
 masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its PTX.
 
-  mapping   A block has two warpgroups that compute and one that copies. Each of the two has 64 rows against the same
-            tiles of 128 keys. Plain form: 128 queries of one head. Pair form: 64 queries; the first warpgroup has
+  mapping   A block has two warpgroups that compute and one that copies. Each of the first two has 64 rows against the
+            same tiles of 128 keys. Plain form: 128 queries of one head. Pair form: 64 queries; the first warpgroup has
             the signal head, the second its noise head, whose result reaches the first in shared memory, in
             fp32. One thread copies: the queries once, then keys and values by turns in two stages
-  overlap   The products with tile i's keys are issued before those with tile i-1's values, and the softmax of tile i
-            takes place during the latter. Besides, one warpgroup multiplies while the other one is in its softmax
+  overlap   The products with tile i's keys are issued before the products with tile i-1's values, and the softmax of
+            tile i runs during the latter. One warpgroup also multiplies while the other one computes its softmax
   widths    D and DV of 64 and 128 (not 128 and 64): whole boxes of the tensor maps. Others: attention_mma.cuh
   numerics  as in attention_mma.cuh, but a NaN in v reaches all rows of a block whose tiles it is in
   shared    Q, and two tiles of K and V, whose rows are swizzled by the copies; 2 KiB: 163 KiB at widths of 128, 83 KiB
             at 64. Results pass through the same memory at the end
-  registers 168 of each thread at the start, then 24 of those that copy and 240 of the others, whose O has DV / 2,
+  registers 168 per thread at the start, then 24 for threads that copy and 240 for the others: O has DV / 2,
             scores 64, and P 32 while the next scores are computed. One block on a multiprocessor
   cycles    of a multiprocessor of an H100, for 128 rows and 128 keys, at widths of 128 and of 64. It does 2048
             multiplications, moves 128 bytes of shared memory, computes 16 exponentials and issues 4 instructions per

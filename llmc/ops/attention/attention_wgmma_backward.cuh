@@ -14,7 +14,7 @@ equations are in attention.h and diff_attention.h. hopper.cuh describes the inst
   step      S; dP, under which P; dV, under which dS; dK; dQ, when both warpgroups have written dS. dS has two places,
             so that one meeting in a step is enough. While one warpgroup adds dQ, the other one's products go on
   dQ        added in fp32, four numbers per instruction, whose results are not used, in the order of fragments
-  registers 24 of a thread that copies; 240 of one that multiplies: dK and dV have 128, S and dP 32 each, P 16 twice
+  registers 24 for a thread that copies, 240 for one that multiplies: dK and dV have 128, S and dP 32 each, P 16 twice
             (wgmma still reads one while dS takes the other's place), dQ 32
   shared    K, V, two stages of Q and dO, two of dS: 160 KiB at widths of 128, 96 at 64; one block per multiprocessor
   cycles    of a step at D = DV = 128 on an H100: 2048 products, 128 bytes of shared memory, 16 exponentials per cycle

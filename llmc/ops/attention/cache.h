@@ -6,7 +6,7 @@ cache.h: the key/value cache of a layer, and attention of one new position per s
             cache that is read; keys in the order of the cache's rows
   method    The keys are divided into parts of DECODE_KEYS. A part has its own maximum and sum; the results of the parts
             are then added in order, so they do not depend on the number of threads. While keys are multiplied, the
-            values of the same rows are prefetched, and vice versa the keys of the next head or part.
+            values of the same rows are prefetched; with the values, the keys of the next head or part.
   traffic   B min(first + 1, capacity) width elements in, once
   source    Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference"
 */

@@ -11,8 +11,8 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
 #include "attention.cuh"
 #include "diff_combine.cuh"
 
-// Whether own kernels compute a signal and a noise head together, in both directions. It decides what is kept, so it is
-// known before plans are made; tensors are then aligned to 16 bytes.
+// Whether the built-in kernels compute a signal and a noise head together, in both directions. This decides what is
+// kept, so it is known before plans are made; tensors are then aligned to 16 bytes.
 static inline bool attention_by_groups(AttentionShape s) {
     return s.groups.signals == 1 && attention_mma_fits(s) && attention_mma_backward_fits(s) &&
            attention_requests_own(s, 1, true);

@@ -3,8 +3,8 @@ diff_combine.cuh: subtracts from each signal head its noise head, times a factor
 
   mapping   up to a warp of threads per row and noise head, one pack each at a time, for all of the SHARE signal heads
             that read it, so that the noise head is read once. The backward writes all da; da of the noise
-            head is a sum in registers over the signal heads in order, and sums dl in the same pass, by exchange among
-            the lanes of the head, without atomics.
+            head is a sum in registers over the signal heads in order. The same pass sums dl, by exchange among the
+            lanes of the head, without atomics.
   numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
   traffic   per noise head (2 SHARE + 1) D + SHARE elements; backward (2 SHARE + 2) D + 2 SHARE: bandwidth-bound
 */

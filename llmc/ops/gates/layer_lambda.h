@@ -7,7 +7,7 @@ form. The backward sums their gradients dl. The cost is one number per row and h
   constant   l[:] = value; no parameter
   learned    l[:] = lambda;   dlambda += sum(dl)
   exp        l[:] = exp(q1.k1) - exp(q2.k2) + init
-             dq1 += sum(dl) exp(q1.k1) k1, dk1 likewise;  dq2 -= sum(dl) exp(q2.k2) k2, dk2 likewise
+             dq1 += sum(dl) exp(q1.k1) k1;  dq2 -= sum(dl) exp(q2.k2) k2;  dk1 and dk2 with q and k exchanged
              (DIFF V1, arXiv 2410.05258)
   traffic    count out; backward count in
 */

@@ -32,7 +32,7 @@ static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int
             }
 }
 
-// After sink_forward: out and lse are O' and L'. Not called for constant sinks.
+// Called after sink_forward: out and lse are O' and L'. Not called for constant sinks.
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D) {
 #pragma omp parallel for schedule(static)

@@ -23,7 +23,7 @@ enum { FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multip
 typedef struct {
     uint8_t *codes;      // (fp8_padded(rows), fp8_padded(columns)), or NULL
     uint8_t *transposed; // (fp8_padded(columns), fp8_padded(rows)), or NULL
-    float *scale;        // what a stored number is multiplied by
+    float *scale;        // factor of the stored numbers
 } Fp8Codes;
 
 // The first word of a row of the tile. Each 16 rows are followed by 16 bytes, so that the 8 x 4 threads of a warp that
@@ -91,8 +91,8 @@ static __device__ inline void fp8_transpose_4x4(unsigned t[4], unsigned a, unsig
     t[2] = __byte_perm(ab_high, cd_high, 0x5410), t[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// The same of the transposed tile: rows of the output are columns of the tile. A thread has 16 rows of 4 columns, of
-// which at least one is below `rows`.
+// Stores the transposed tile: rows of the output are columns of the tile. A thread has 16 rows of 4 columns; at least
+// one row is below `rows`.
 static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigned *tile, int rows, int columns,
                                                    int ld) {
     int row = (int)threadIdx.x % 8 * 16, column = (int)threadIdx.x / 8 * 4;
@@ -108,8 +108,8 @@ static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigne
         *(uint4 *)(void *)(codes + (size_t)(column + j) * ld + row) = make_uint4(t[0][j], t[1][j], t[2][j], t[3][j]);
 }
 
-// A tile of a matrix: where it begins in x and in the codes; the rows and columns that are left from there, in x, and
-// the rows of the codes with their padding; and the row strides.
+// A tile of a matrix: where it begins in x and in the codes; the rows and columns of x, and the padded rows of the
+// codes, from there to the end; and the row strides.
 typedef struct {
     const floatX *x;
     uint8_t *codes, *transposed; // or NULL
@@ -185,7 +185,8 @@ static inline Fp8Codes fp8_codes_at(char **memory, int rows, int columns, bool b
     return codes;
 }
 
-// The copies of weights (OC, IC), each a header with its scale and largest magnitude, its codes and the transposed ones
+// The copies of weights (OC, IC): each has a header with scale and largest magnitude, its codes and its transposed
+// codes
 static inline void fp8_copy_weights(void *copy, const floatX *weight, int IC, int OC, MatrixBatch batch) {
     char *memory = (char *)copy;
     absmax_t *max = (absmax_t *)(void *)(memory + FP8_ALIGN);

@@ -1,10 +1,10 @@
 /*
 fp8.h: numbers of 8 bits, and the scales that tensors need to be stored in them.
 
-  fp8_round(x, format)        x rounded to the nearest number of the format, ties to even; beyond the largest number to
-                              that number (saturation); NaN to NaN
-  fp8_scale(max, format)      the scale of a tensor whose largest magnitude is max. It is stored as
-                              fp8_round(x * (largest number / max)), and what is stored, times the scale, is about x.
+  fp8_round(x, format)        x rounded to the nearest number of the format, ties to even; larger x become the largest
+                              number (saturation), NaN stays NaN
+  fp8_scale(max, format)      the scale of a tensor whose largest magnitude is max. An element x is stored as
+                              fp8_round(x * (largest number / max)), and the stored number times the scale is about x.
 
   formats   E4M3: 4 bits of exponent, 3 of mantissa, largest number 448, no infinity: weights and activations
             E5M2: 5 and 2 bits, 57344: gradients
@@ -25,7 +25,7 @@ static const struct {
     float largest;
 } fp8_formats[] = {{3, -6, 448}, {2, -14, 57344}};
 
-#define FP8_SMALLEST 0x1p-100f // smaller maxima are treated as this one: quotients with it are finite
+#define FP8_SMALLEST 0x1p-100f // smaller maxima are treated as this number, whose quotients are finite
 
 static inline float absmax_value(absmax_t max) {
     float value;

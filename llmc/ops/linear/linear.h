@@ -7,8 +7,8 @@ linear.h: a linear layer without bias whose operands are rounded as --gemm says.
             fp8: each element times 448/max to E4M3 (dy: 57344/max to E5M2), max the largest magnitude of the tensor;
             the product is multiplied by the scales of its operands (fp8.h)
   shapes    x (N,IC), weight (OC,IC), y and dy (N,OC) with row stride ld >= OC
-  copy      The rounded weight, made once per update. Without one nothing is rounded: the products of matmul.h. In bf16
-            also for N < LINEAR_ROWS, where rounding x costs more than it saves.
+  copy      The rounded weight, made once per update. Without a copy nothing is rounded, as in matmul.h. In bf16 nothing
+            is rounded for N < LINEAR_ROWS either, since rounding x would cost more than it saves.
   numerics  products exact, sums in fp32 (matmul_bf16.h, or in fp32 the library of matmul.h)
   memory    A rounded number is stored as bf16 if the CPU multiplies bf16, which holds every number of E4M3 and E5M2;
             otherwise as fp32.
@@ -35,7 +35,7 @@ static inline const char *linear_configure(GemmType type) {
 // Whether the CPU multiplies rounded numbers faster than fp32.
 static inline bool linear_native(void) { return linear_storage != STORE_FP32; }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
-static inline bool linear_experts_in_fp8(void) { return linear_in_fp8(); } // for the numerics, not the speed
+static inline bool linear_experts_in_fp8(void) { return linear_in_fp8(); } // rounds for the numerics, not the speed
 
 // A rounded matrix: its scale, then its numbers.
 typedef struct {
@@ -68,7 +68,7 @@ static inline void linear_round_narrow(bf16_t *to, int stride, const float *from
     else bf16_round_matrix(to, stride, from, ld, rows, columns);
 }
 
-// in: with row stride ld
+// in has the row stride ld
 static inline void linear_round(Rounded r, Activation in, int ld, Fp8Format f) {
     const float *from = (const float *)(const void *)in.data;
     absmax_t max = in.max ? *in.max : 0;
@@ -89,7 +89,7 @@ static inline void linear_copy_weight(const Linear *w) {
     linear_round(rounded_weight(w), weight, w->IC, FP8_WEIGHT);
 }
 
-// C = op(A) op(B), or C += op(A) op(B), times the scales of A and B
+// C = op(A) op(B), or C += op(A) op(B), multiplied by the scales of A and B
 static inline void linear_product(MatmulShape s, Rounded A, Rounded B, real *C) {
     float scale = *rounded_scale(A) * *rounded_scale(B);
     s.lda = rounded_stride(A), s.ldb = rounded_stride(B);

@@ -4,7 +4,7 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
   bool bf16_begin(void)                   whether oneDNN multiplies bf16 on this CPU
   void bf16_round_matrix(...)             fp32 to bf16
   void fp8_round_matrix(...)              fp32 to FP8, after multiplication by a factor, stored as bf16
-  void ..._round_matrix_wide(...)         the same, stored as fp32
+  void ..._round_matrix_wide(...)         rounds to bf16 or FP8, stored as fp32
   void gemm_bf16(shape, A, B, C, scale)   by oneDNN: C = op(A) op(B), or C += ...; with shape.scaled times `scale`
 
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
@@ -31,7 +31,7 @@ typedef struct {
 static inline uint32_t bf16_bits(float x) { // in the upper 16 bits; the lower 16 bits are undefined
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    bool nan = (bits & 0x7FFFFFFF) > 0x7F800000; // must not become infinity
+    bool nan = (bits & 0x7FFFFFFF) > 0x7F800000; // a NaN must not become infinity
     return nan ? bits | 0x400000 : bits + 0x7FFF + (bits >> 16 & 1);
 }
 

@@ -25,7 +25,7 @@ static __host__ __device__ inline void attention_stats_row(int r, int rows, int 
 // The result of one sampled row and output head.
 typedef struct {
     double first;   // |E| at the row's first key
-    double sum;     // of |E| over the keys
+    double sum;     // sum of |E| over the keys
     double largest; // |logit|; -1: the row attends only to itself
 } AttentionHeadStats;
 

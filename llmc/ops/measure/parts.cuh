@@ -8,7 +8,7 @@ parts.cuh: sums in double over elements, for the log.
 #include "../../cuda/kernel_utils.cuh"
 
 #ifndef STATS_LEAST
-#define STATS_LEAST 8192 // elements of a block
+#define STATS_LEAST 8192 // least elements of a block
 #endif
 enum { STATS_PARTS = 256, STATS_THREADS = 256 };
 static inline unsigned stats_blocks(size_t elements) {

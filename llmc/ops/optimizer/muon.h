@@ -4,8 +4,8 @@ muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon,
   direction      m = momentum m + (1-momentum) g,  d = momentum m + (1-momentum) g,  g = grad_scale * grads; Nesterov
   orthogonal     X = d / max(|d|, 1e-7), |d| of Frobenius; then MUON_STEPS (5) times
                  A = X X^T,  X = (a I + b A + c A A) X;   a tall matrix: A = X^T X,  X = X (a I + b A + c A A)
-                 a, b, c = 3.4445, -4.7750, 2.0315: singular values end between about 0.7 and 1.2, those far below
-                 1/500 of |d| excepted. d = U S V^T becomes about U V^T, whose largest side n gives a root mean square
+                 a, b, c = 3.4445, -4.7750, 2.0315: singular values end between about 0.7 and 1.2, except values far
+                 below 1/500 of |d|. d = U S V^T becomes about U V^T, whose largest side n gives a root mean square
                  of 1/sqrt(n)
   step           0.2 sqrt(max(rows, columns)) X: the root mean square of an AdamW step, so learning rates transfer
   NorMuon        v = beta2 v + (1-beta2) mean(X^2) of each row;  Y = X / (sqrt(v) + 1e-10);
@@ -52,7 +52,7 @@ static inline void muon_row_squares(double *squares, const real *x, int rows, in
     }
 }
 
-// to[r] = scale * from[r]; row_scales: besides, a factor for each row, or NULL
+// to[r] = scale * from[r]; row_scales: an additional factor for each row, or NULL
 static inline void muon_copy_rows(real *to, const real *from, int rows, int columns, double scale,
                                   const double *row_scales) {
 #pragma omp parallel for schedule(static)

@@ -2,7 +2,7 @@
 cross_entropy.h: the loss of each row and, in the same buffer, its gradient with respect to the logits.
 
   forward   z[n] = log(sum_v exp(x[n,v])),  loss[n] += z[n] - x[n,target]
-  backward  of dloss (loss + w z^2):  dx[n,v] = dloss ((1 + 2 w z[n]) softmax(x[n,:])[v] - [v == target]),  written over
+  backward  for dloss (loss + w z^2):  dx[n,v] = dloss ((1 + 2 w z[n]) softmax(x[n,:])[v] - [v == target]) overwrites
             x. The second term, the z-loss, keeps the logits near a normalized distribution; the losses exclude it.
   shapes    x (N,V) with row stride Vp >= V; targets (N) in [0,V); losses, z (N)
   numerics  the row's maximum is subtracted before exp; a NaN or +inf in a row makes its loss NaN

@@ -112,8 +112,8 @@ static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, c
     embedding_add_rows<W, ADD_AHEAD>(dweight, dx, tokens, rows, first, N, C, (int)column_index<W>());
 }
 
-// Tokens with many rows: each has a row whose index is a multiple of WARP, and the first such row adds all of them. One
-// element per thread, so that many multiprocessors share a token; WARP rows at once.
+// Adds tokens with many rows: each has a row whose index is a multiple of WARP, and the first such row adds all rows.
+// One element per thread, so that many multiprocessors share a token; WARP rows at once.
 static __global__ void embedding_add_often_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
                                                   int N, int C) {
     int at = (int)blockIdx.x * WARP, token = tokens[at], i = at - 1 - (int)threadIdx.x;
