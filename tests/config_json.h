@@ -317,7 +317,7 @@ static void test_config_refusals(void) {
         {"model_type", QWEN3 ", \"use_sliding_window\": true", "the key sliding_window is missing"},
         {"model_type", QWEN3_WINDOW, "one of the keys layer_types and max_window_layers is required"},
         {"model_type", QWEN3_WINDOW ", \"max_window_layers\": 1",
-         "max_window_layers is 1; supported are 0, a window in every layer, and 2 or more"},
+         "max_window_layers is 1; supported are 0 (every layer has a window) and 2 or more"},
         {"model_type", QWEN3_WINDOW ", \"max_window_layers\": -1", "max_window_layers is -1"},
         {"model_type", QWEN3 ", \"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"sliding_attention\"]",
          "layer_types has \"sliding_attention\", but there is no sliding_window with use_sliding_window true"},

@@ -305,7 +305,7 @@ static inline void config_read_layer_types(const ConfigReader *r, const cJSON *t
     if (c->window && first < upper) c->full_every = first + 1;
     for (int l = 0; l < c->L; l++)
         CHECK(full[l] == (layer_window(c, l) == 0),
-              "%s: layer_types: layer %d is not as the others say; supported are windows in every layer, or in all but "
+              "%s: layer_types: layer %d does not fit the others; supported are windows in every layer, or in all but "
               "every K-th layer",
               r->path, l);
     free(full);
@@ -325,7 +325,7 @@ static inline void config_read_first_window(const ConfigReader *r, ModelConfig *
     CHECK(item, "%s: use_sliding_window is true: one of the keys layer_types and max_window_layers is required",
           r->path);
     CHECK(json_size(item, &first) && (first == 0 || first >= (uint64_t)c->L),
-          "%s: max_window_layers is %s; supported are 0, a window in every layer, and %d or more, in none", r->path,
+          "%s: max_window_layers is %s; supported are 0 (every layer has a window) and %d or more (none has)", r->path,
           config_value_text(item).text, c->L);
     if (first) c->window = 0;
 }

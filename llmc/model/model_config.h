@@ -177,7 +177,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     }
     bool based = c->base_width || c->base_depth;
     PROBLEM(c->parametrization == PARAMETRIZATION_COMPLETEP && !based,
-            "completep requires a base width or a base depth: the shape that the learning rate suits");
+            "completep requires a base width or a base depth: the shape at which the learning rate was tuned");
     PROBLEM(c->parametrization == PARAMETRIZATION_STANDARD && based,
             "a base width or base depth requires the parametrization completep, not standard");
     // the size of one row is an int; larger sizes are size_t

@@ -168,7 +168,7 @@ static inline void print_spike_score(const char *of, const SpikeDetector *d, con
 static inline void print_spikes(const SpikeGuard *g) {
     printf("spikes: ");
     if (!g->loss.judged && !g->grad_norm.judged)
-        printf("no step was judged, which requires %d finite ones before it; ", (int)SPIKE_WINDOW);
+        printf("no step has a score, which requires %d earlier finite steps; ", (int)SPIKE_WINDOW);
     else {
         print_spike_score("loss", &g->loss, ", ");
         print_spike_score("gradient norm", &g->grad_norm, "; ");

@@ -130,7 +130,7 @@ def test_divergence_count(corpus, tmp_path):
     result = train(corpus, run, "--steps 6 --weight-decay 0", DIVERGING)
     assert (
         result.status == FAILED
-        and "spikes: no step was judged, which requires 128 finite ones before it; " in result.out
+        and "spikes: no step has a score, which requires 128 earlier finite steps; " in result.out
     )
     before = result.err.count("in a row")
     assert before >= 3
