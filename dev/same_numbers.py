@@ -34,9 +34,9 @@ GRADIENTS = [
     "",
     "--recompute 2 --doc-mask --separator 3",
     "--recompute 1",
-    "--gemm bf16",
-    "--gemm fp8",
-    "--gemm fp8 --recompute 2",
+    "--matmul-dtype bf16",
+    "--matmul-dtype fp8",
+    "--matmul-dtype fp8 --recompute 2",
 ]
 MODEL = "--heads 4 --kv-heads 2 --head-dim 8 --hidden 16 --ffn 10 --vocab 37 --seq-len 24 --train-data train.bin"
 RUN = "--batch-size 2 --total-batch 192 --steps 20 --checkpoint-every 10 --stats-every 10 --val-every 10 --val-steps 2"
@@ -46,7 +46,7 @@ MODELS = {
     "yoco": "--layers 4 --yoco --window 5 --qk-norm --recompute 2",
     "experts": f"--layers 3 {EXPERTS} --shared-experts 1 --dense-layers 1 --recompute 1",
     "bias": f"--layers 2 {EXPERTS} --router-bias --window 7 --full-every 2",
-    "fp8": "--layers 4 --gemm fp8 --attention diff_v2_gated_elem --skip-grad-z 3",
+    "fp8": "--layers 4 --matmul-dtype fp8 --attention diff_v2_gated_elem --skip-grad-z 3",
 }
 TIMES = ("ms", "comm_ms", "stall_ms", "tokens_per_s", "flops_util")
 STATS = "stats "
@@ -121,7 +121,7 @@ def gradients(cases, name, trainer, directory):
         batch = fixtures.unpack(fixture, directory / fixture.stem)["batch_size"]
         for options in GRADIENTS:
             case = f"{name} gradients {fixture.stem} {options}".strip()
-            if cases.wanted(case) and not (name == "fp32" and "--gemm" in options):  # built for one precision
+            if cases.wanted(case) and not (name == "fp32" and "--matmul-dtype" in options):  # built for one precision
                 data = f"--init {fixture.stem} --train-data {fixture.stem}/tokens.bin --batch-size {batch}"
                 execute(directory, trainer, data, options, "--dump-grads out")
                 cases.add(case, directory / "out")
@@ -138,7 +138,7 @@ def runs(cases, name, trainer, directory):
             "2 ranks": ("--zero 3",),
         }.items():
             case, out = f"{name} {model} {way}", f"{name}.{model}.{way}".replace(" ", "_")
-            if not cases.wanted(case) or (name == "fp32" and "--gemm" in options):
+            if not cases.wanted(case) or (name == "fp32" and "--matmul-dtype" in options):
                 continue
             launcher = "mpirun -q -n 2" if way == "2 ranks" else ""
             for start in starts:

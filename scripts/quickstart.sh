@@ -61,7 +61,8 @@ echo "[3/5] corpus"
 scripts/corpus.sh
 
 echo "[4/5] training for about $minutes minutes"
-if ! ./train_diffv2 --dry-run --gemm bf16 2>&1 | grep -q 'does not multiply bf16'; then settings+=(--gemm bf16); fi
+bf16=(--matmul-dtype bf16)
+if ! ./train_diffv2 --dry-run "${bf16[@]}" 2>&1 | grep -q 'does not multiply bf16'; then settings+=("${bf16[@]}"); fi
 number=1
 while [ -e "runs/quickstart-$number" ]; do number=$((number + 1)); done
 run=runs/quickstart-$number

@@ -340,8 +340,8 @@ static void check_attention_answers(const Case *c) {
 static const Check attention_answers_check = {"attention answers", check_attention_answers, "D descriptions"};
 
 // The kernel of both directions on a device that has been measured, and what a run prints about the choice. n: T,
-// signal heads of a group, window, whether there are documents, --sdpa (1: own, 2: cudnn), whether the device has been
-// measured; whether the built-in kernel computes the forward, and the backward
+// signal heads of a group, window, whether there are documents, the kernel (1: own, 2: cudnn), whether the device
+// has been measured; whether the built-in kernel computes the forward, and the backward
 static void check_attention_choice(const Case *c) {
     static const AttentionTimes rows[] = {{"B200", 1, 16, 16, 64, true, {2, 8}, {4, 4}},
                                           {"B200", 1, 16, 16, 512, true, {2, 8}, {10, 10}},
@@ -368,8 +368,8 @@ static void check_attention_choice(const Case *c) {
                          : n[6]  ? 0.75
                                  : 2; // of both directions, or of the backward
     const bool measured = n[5] && !n[2] && !n[3];
-    const char *why = n[4] == 1   ? "(--sdpa own)"
-                      : n[4] == 2 ? "(--sdpa cudnn)"
+    const char *why = n[4] == 1   ? "(--attention-kernel own)"
+                      : n[4] == 2 ? "(--attention-kernel cudnn)"
                       : !measured ? "(the default, not measured on this GPU)"
                       : n[7]      ? test_text("(%.2f times as fast as cuDNN on this GPU)", speed)
                                   : test_text("(%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);

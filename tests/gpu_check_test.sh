@@ -91,7 +91,7 @@ ok "all parts pass with the emulated device" "$status"
 started=$(sed -n 's/^\([a-z0-9]*\): \(starts\|continues\).*/\1/p' "$work/output" | tr '\n' ' ')
 [ "$started" = "machine ${parts//,/ } " ] \
     && state 'all(p[n]["status"] == "passed" for n in "machine,'"$parts"'".split(",")) and
-        p["profile"]["done"] == ["tiny diff_v2", "tiny diff_v2 --gemm fp8"] and
+        p["profile"]["done"] == ["tiny diff_v2", "tiny diff_v2 --matmul-dtype fp8"] and
         p["models"]["done"] == ["tiny T 16, no update", "tiny T 16"] and p["train"]["done"] == ["bits", "fp32"]'
 ok "each part runs once, rates and correctness first; the results contain the status of each" $?
 state '(lambda errors: {b for b, x in errors if b == "fp32" and 0 < x < 2e-4 or b != "fp32" and 0.001 < x < 0.4} ==
@@ -146,10 +146,10 @@ n='{[0-9.e+]*, [0-9.e+]*}'
 found 0 "^    {\"B200\", 0, 32, 32, 40, true, $n, $n},\$" "^    {\"B200\", 1, 32, 32, 40, false, $n, $n},\$" \
     && [ "$(wc -l <"$work/output")" = 4 ] && dev/gpu_check/attention_choice.py --check \
     && [ -e "$folder"/published/gpu-b200-*.txt ]
-ok "the rows of the table of --sdpa auto follow from the results, and so does the committed table" $?
+ok "the rows of the table of --attention-kernel auto follow from the results, and so does the committed table" $?
 CUDA_ON_CPU_CUDNN_FAULT='plan: no engine' check t --parts attention
 found 0 && state 'not rows("attention", unit="ms") and len(rows("attention")) == 4 and
-    all("--sdpa cudnn: forward" in x["note"] and "no engine" in x["note"] for x in rows("attention"))'
+    all("--attention-kernel cudnn: forward" in x["note"] and "no engine" in x["note"] for x in rows("attention"))'
 ok "shapes that cuDNN does not support are named in the part attention, with the reason" $?
 
 # the emulation is too slow for more than what a case is about: other programs are imitations
@@ -225,7 +225,7 @@ found 1 'FAIL tiny diff_v2, 2 key/value heads, B 1 T 16: both models have the sa
         ["", ", not deterministic"]'
 ok "steps alternate with PyTorch's, deterministic and not; another number of parameters is a failure" $?
 fake old <<'END' # a GPU without FP8
-case "$*" in *fp8*) echo "diffv2: --gemm fp8: requires a GPU of compute capability 8.9 or higher" >&2; exit 1 ;; esac
+case "$*" in *fp8*) echo "diffv2: --matmul-dtype fp8: requires a GPU of compute capability 8.9" >&2; exit 1 ;; esac
 exec build/oncpu/test_trainer --trainer "$@"
 END
 TRAIN_DIFFV2CU="$fakes/old" check m --parts profile

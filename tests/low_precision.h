@@ -1,7 +1,7 @@
 /*
-low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear layer rounds, sums over micro-batches,
-zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
-runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
+low_precision.h: tests of --matmul-dtype bf16 and fp8 in the model: what each linear layer rounds, sums over
+micro-batches, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the
+tests of runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
 */
 #pragma once
 #include "recompute.h"
@@ -125,7 +125,7 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
 
 // wide: as on a CPU that does not multiply bf16.
 static void low_precision_begin(GemmType type, bool wide) {
-    CHECK(!linear_configure(type), "--gemm %s is refused", gemm_choice(type));
+    CHECK(!linear_configure(type), "--matmul-dtype %s is refused", gemm_choice(type));
     if (wide) linear_storage = STORE_FP32;
 }
 
@@ -260,7 +260,7 @@ static void test_copies_after_changes(void) {
     TestDirectory d = program_data();
     for (int i = 0; i < 4; i++) {
         int type = i % 2 ? GEMM_FP8 : GEMM_BF16;
-        InnerRun *inner = inner_open(&d, "%s --gemm %s --out %s/%d --rollback 1:1 --checkpoint-every 9",
+        InnerRun *inner = inner_open(&d, "%s --matmul-dtype %s --out %s/%d --rollback 1:1 --checkpoint-every 9",
                                      i < 2 ? "" : "--window 20 --yoco", gemm_choice(type), d.path, i);
         Run *run = &inner->run;
         Model *model = &run->model;

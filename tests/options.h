@@ -19,7 +19,7 @@ static const ScheduleCase schedule_cases[] = {
     {1, 0, 1e-3, 0.1},      // the only step is the last
     {1, 1, 1e-3, 0.1},      // ... and the last of the warmup
     {4, 0, 1e-3, 0.1},      // 20% of the steps is less than one step
-    {100, 0, 1e-3, 0.1},    // no warmup
+    {101, 0, 1e-3, 0.1},    // no warmup; 20% of the steps is 20.2: 21 steps
     {100, 10, 3e-4, 0.1},   // the defaults' shape
     {100, 100, 1e-3, 0.1},  // warmup only
     {100, 99, 1e-3, 0.1},   // one step of decay

@@ -34,7 +34,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     if (model_config_problems(&c, &problem, 1)) return false;
     options_defaults(&run->options);
     run->options.device = strdup(device);
-    run->options.gemm = GEMM_BF16;
+    run->options.matmul_dtype = GEMM_BF16;
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
     predicted_plan(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, ranks, 1, &run->options);
@@ -289,7 +289,7 @@ static void test_prediction_of_windows(void) {
 }
 
 // cuDNN has no backward of documents on an A100 and on cards, where the built-in kernel computes that of all heads: 10
-// products instead of the 8 of --sdpa own.
+// products instead of the 8 of --attention-kernel own.
 static void test_prediction_of_documents(void) {
     static const char *const devices[] = {"A100", "H200", "B200", "RTX 5090"};
     for (int d = 0; d < 4; d++) {
@@ -297,7 +297,7 @@ static void test_prediction_of_documents(void) {
         predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
         Prediction p[3];
         for (int i = 0; i < 3; i++) {
-            run.options.doc_mask = i > 0, run.options.sdpa = i == 2 ? SDPA_OWN : SDPA_AUTO;
+            run.options.doc_mask = i > 0, run.options.attention_kernel = i == 2 ? SDPA_OWN : SDPA_AUTO;
             p[i] = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
         }
         bool own = d == 0 || d == 3;
@@ -319,7 +319,7 @@ static void test_prediction_of_groups(void) {
         predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
         size_t bytes = run.model.activations_bytes;
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        run.options.sdpa = SDPA_OWN;
+        run.options.attention_kernel = SDPA_OWN;
         predicted_again(&run);
         Prediction own = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
         double ratio =
@@ -375,8 +375,8 @@ static void test_published_attention(void) {
     }
 }
 
-// --sdpa auto takes the kernel that the rows of the device say, of the nearest length: of attention by direction, of
-// groups by the sum; cuDNN for what was not measured.
+// --attention-kernel auto takes the kernel that the rows of the device say, of the nearest length: of attention by
+// direction, of groups by the sum; cuDNN for what was not measured.
 static void test_attention_choice(void) {
     static const AttentionTimes rows[] = {
         {"H200", 1, 128, 128, 2048, true, {2, 8}, {3, 6}}, // 10 and 9 ms
@@ -386,7 +386,7 @@ static void test_attention_choice(void) {
     };
     static const struct {
         const char *device;
-        int signals, D, T, window, sdpa;
+        int signals, D, T, window, kernel;
         bool nondeterministic, documents, own[2]; // forward, backward
     } cases[] = {
         {"H200", 1, 128, 2048, 0, SDPA_AUTO, false, false, {true, true}},
@@ -412,7 +412,8 @@ static void test_attention_choice(void) {
         options_defaults(&o);
         s.B = 1, s.NQ = s.NKV = 6, s.T = cases[i].T, s.D = s.DV = cases[i].D, s.window = cases[i].window;
         s.groups.signals = cases[i].signals, s.groups.noise = cases[i].signals > 0;
-        o.sdpa = cases[i].sdpa, o.deterministic = !cases[i].nondeterministic, o.doc_mask = cases[i].documents;
+        o.deterministic = !cases[i].nondeterministic, o.doc_mask = cases[i].documents;
+        o.attention_kernel = cases[i].kernel;
         for (int backward = 0; backward < 2; backward++) {
             AttentionKernel by = predicted_attention(device_peak_named(cases[i].device), &o, s, backward);
             EXPECT(by == (cases[i].own[backward] ? BY_TENSOR_CORES : BY_CUDNN), "case %zu, backward %d: kernel %d", i,
@@ -518,14 +519,14 @@ static void test_prediction_groups(void) {
     }
 }
 
-// --gemm fp8 on an H200, for the model of test_prediction_step_times. Products: FLOPs at 70% of 1978.8 TFLOP/s, tiles
-// that are not full, and the roundings of operands.
+// --matmul-dtype fp8 on an H200, for the model of test_prediction_step_times. Products: FLOPs at 70% of 1978.8 TFLOP/s,
+// tiles that are not full, and the roundings of operands.
 static void test_prediction_fp8(void) {
     enum { L = 24, C = 2048, HEADS = 16 * 128, FUSED = 2 * HEADS + 2 * 8 * 128 + 16, F = 5504, N = 16 * 2048 };
     static const int weights[][2] = {{FUSED, C}, {C, HEADS}, {2 * F, C}, {C, F}};
     PredictedRun bf16, fp8;
     predicted_run(&fp8, "H200", "1.4b", "diff_v2", 8, 16, 1);
-    fp8.options.gemm = GEMM_FP8;
+    fp8.options.matmul_dtype = GEMM_FP8;
     predicted_again(&fp8);
     predicted_run(&bf16, "H200", "1.4b", "diff_v2", 8, 16, 1);
     double count = 0, copies = 0, work = 0;
@@ -566,7 +567,7 @@ static void test_prediction_of_fp8_experts(void) {
         double ms[2];
         for (int fp8 = 0; fp8 < 2; fp8++) {
             predicted_run(&runs[fp8], devices[i], "30b-a3b", "diff_v2", 0, 4, 1);
-            runs[fp8].options.gemm = fp8 ? GEMM_FP8 : GEMM_BF16;
+            runs[fp8].options.matmul_dtype = fp8 ? GEMM_FP8 : GEMM_BF16;
             predicted_again(&runs[fp8]);
             Prediction p = predict_step(&runs[fp8].model, &runs[fp8].options, ASSUMPTION_COUNT);
             ms[fp8] = p.class_ms[CLASS_EXPERT_GEMMS];
@@ -673,13 +674,13 @@ static const Test prediction_tests[] = {
     {"the built-in kernels compute pairs of heads in fewer products and less memory", test_prediction_of_groups},
     {"published times of attention by the instructions of the built-in kernels are the fast end",
      test_published_attention},
-    {"--sdpa auto takes the kernel that is measured to be faster", test_attention_choice},
+    {"--attention-kernel auto takes the kernel that is measured to be faster", test_attention_choice},
     {"the cache has the positions of windows, and one of YOCO's upper half", test_cache_bytes},
     {"--zero 3 gathers layers in each forward and backward", test_prediction_of_sharded_parameters},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
     {"rings take the time of their hops and bytes", test_prediction_ring_times},
     {"sums over groups take the time of the faster of rings and trees", test_prediction_groups},
-    {"--gemm fp8 halves the products' time, and adds copies, maxima and roundings", test_prediction_fp8},
+    {"--matmul-dtype fp8 halves the products' time, and adds copies, maxima and roundings", test_prediction_fp8},
     {"experts are in FP8 on the devices where that is faster", test_prediction_of_fp8_experts},
     {"device names may be abbreviated", test_device_abbreviations},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},

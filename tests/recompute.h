@@ -71,7 +71,7 @@ static void expect_equal_levels(GemmType type) {
 static void test_recompute_gradients(void) {
     static const GemmType types[] = {GEMM_FP32, GEMM_FP8};
     for (int i = 0; i < (sizeof(real) == sizeof(float) ? 2 : 1); i++) {
-        CHECK(!linear_configure(types[i]), "--gemm %s is refused", gemm_choice(types[i]));
+        CHECK(!linear_configure(types[i]), "--matmul-dtype %s is refused", gemm_choice(types[i]));
         expect_equal_levels(types[i]);
     }
     linear_configure(GEMM_FP32);

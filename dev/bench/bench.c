@@ -1,20 +1,21 @@
 /*
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
-  build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
+  build/bench [--filter WORD] [--rounds N] [--threads N] [--matmul-dtype TYPE] [--turns CASE]
               [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
               [--window W] [--full-every K] [--yoco] [--qk-norm] [--shared-experts S] [--dense-layers N] [--doc-mask]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
-    --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
+    --matmul-dtype  fp32 (default), bf16 or fp8, as for train_diffv2
     --window, --full-every, --yoco, --qk-norm, --shared-experts, --dense-layers, --doc-mask
               traits of the layers in steps, as the trainer's
     --preset, --batch, --longest, --memory, --seconds
               of the tables decode and prefill: the shape (small), the batch (1 and 8), the longest
               context (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt
               of twice its length is measured too (20 s); there --window is the window of YOCO (512)
-    --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
+    --turns   no tables: one step of CASE, PRESET,ATTENTION,KV_HEADS,B,T, for each line on stdin; prints its
+              milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
             program names: a write that misses the cache also reads, which no mix counts.
@@ -140,7 +141,7 @@ static bool find_gemm(const char *name) {
     for (int i = 0; gemm_choice(i); i++)
         if (strcmp(name, gemm_choice(i)) == 0) {
             const char *why = linear_configure((GemmType)i);
-            CHECK(!why, "--gemm %s: %s", name, why);
+            CHECK(!why, "--matmul-dtype %s: %s", name, why);
             return true;
         }
     return false;
@@ -162,11 +163,11 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--longest") == 0 && number >= DECODE_SHORTEST) bench.longest = number;
         else if (strcmp(argv[i], "--seconds") == 0 && number > 0) bench.seconds = number;
         else if (strcmp(argv[i], "--memory") == 0 && number > 0) bench.memory = (double)number * (1 << 30);
-        else if (strcmp(argv[i], "--gemm") == 0 && find_gemm(value)) continue;
+        else if (strcmp(argv[i], "--matmul-dtype") == 0 && find_gemm(value)) continue;
         else {
-            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--gemm fp32|bf16|fp8] "
-                 "[--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] [--memory GIB] [--window W] [--full-every "
-                 "K] [--yoco]",
+            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] "
+                 "[--matmul-dtype fp32|bf16|fp8] [--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] "
+                 "[--memory GIB] [--window W] [--full-every K] [--yoco]",
                  argv[i], value);
             return EXIT_USAGE;
         }

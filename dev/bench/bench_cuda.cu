@@ -17,8 +17,9 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   which every case fits and B*T <= 32768.
   --batch B           sequences of a step (model)
   --no-update         forward and backward without the optimizer, its states and master weights (model)
-  --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
-  --sdpa own, cudnn   attention by the built-in kernel, or by cuDNN
+  --matmul-dtype fp8  matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
+  --attention-kernel own, cudnn
+                      attention by the built-in kernel, or by cuDNN
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
   --window W, --full-every K, --sparse-blocks K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
                       layers as the trainer's options; documents of a third of T
@@ -298,8 +299,8 @@ static void run_facts(void) {
 
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--batch B] [--no-update] [--gemm fp8] [--sdpa own|cudnn] "
-        "[--window W] [--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
+        "usage: bench_cuda [--tiny] [--repeats N] [--batch B] [--no-update] [--matmul-dtype fp8] "
+        "[--attention-kernel own|cudnn] [--window W] [--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
         "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | attention-turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS "
@@ -315,11 +316,12 @@ int main(int argc, char **argv) {
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--batch") == 0 && i + 1 < argc) bench_batch = number(argv[++i], 1);
         else if (strcmp(argv[i], "--no-update") == 0) bench_no_update = true;
-        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
+        else if (strcmp(argv[i], "--attention-kernel") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
-        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)
+        else if (strcmp(argv[i], "--attention-kernel") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)
             use.cudnn = true, i++;
-        else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
+        else if (strcmp(argv[i], "--matmul-dtype") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0)
+            fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
@@ -329,7 +331,7 @@ int main(int argc, char **argv) {
     use.documents = bench_layers.documents;
     attention_configure(use);
     const char *refused = linear_configure(fp8 ? GEMM_FP8 : GEMM_BF16);
-    CHECK(!refused, "--gemm fp8: %s", refused);
+    CHECK(!refused, "--matmul-dtype fp8: %s", refused);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

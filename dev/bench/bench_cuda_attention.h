@@ -1,6 +1,6 @@
 /*
-bench_cuda_attention.h: the time of a layer's attention in training, by the kernel of --sdpa. dev/gpu_check runs both
-kernels in turns (dev/gpu_check/attention.py). Included after bench_cuda_kernels.h.
+bench_cuda_attention.h: the time of a layer's attention in training, by the kernel of --attention-kernel. dev/gpu_check
+runs both kernels in turns (dev/gpu_check/attention.py). Included after bench_cuda_kernels.h.
 */
 #pragma once
 

@@ -1,9 +1,11 @@
 """Compares the speed of the CPU trainer with PyTorch and llm.c, in turns in one run: same shapes, same threads.
 
-Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--gemm TYPE] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--matmul-dtype TYPE] [--torch PYTHON] [--llmc DIRECTORY]
+                                [CASE...]
        dev/bench/bench_peers.py --nanogpt DIRECTORY [--corpus DIR] [--minutes M] [--seeds N] [--own OPTIONS]
                                 [--torch PYTHON] [SETTINGS...]
-  --gemm      fp32 (default) or bf16: our --gemm bf16 against PyTorch under autocast to bf16
+  --matmul-dtype
+              fp32 (default) or bf16: our --matmul-dtype bf16 against PyTorch under autocast to bf16
   --torch     a Python with torch 2.5 or later (python3); none: without PyTorch
   --llmc      a checkout of karpathy/llm.c (default: without llm.c)
   CASE        PRESET,ATTENTION,KV_HEADS,B,T; KV_HEADS 0: the preset's (default: CASES below). llm.c runs the cases of a
@@ -13,7 +15,7 @@ Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--gemm TYPE] [--torc
               Requires ./train_diffv2, numpy and xxhash in this Python, and numpy and PyTorch in that of --torch
   --corpus    of text_to_shards or scripts/corpus.sh (corpus)
   --minutes, --seeds   of training, and runs of each (3, 3)
-  --own       options of ./train_diffv2 (those of scripts/quickstart.sh, with --gemm bf16)
+  --own       options of ./train_diffv2 (those of scripts/quickstart.sh, with --matmul-dtype bf16)
   SETTINGS    other options of nanoGPT's train.py, one argument each; those of its README for a CPU are always tried
 
 Speed requires build/bench (make build/bench). Each program runs one step in its turn while the others wait. The ratio
@@ -142,12 +144,12 @@ def write_shard(path, count):
 def compare(case, options):
     preset, attention, kv, B, T = case.split(",")
     threads = str(options.threads)
-    ours = ["build/bench", "--threads", threads, "--gemm", options.gemm, "--turns", case]
+    ours = ["build/bench", "--threads", threads, "--matmul-dtype", options.matmul_dtype, "--turns", case]
     players = [StepServer("diffv2.c", ours)]
     if options.torch != "none":
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
         command = [options.torch, script, preset, attention, kv, B, T, "--threads", threads]
-        command += ["--bf16"] if options.gemm == "bf16" else []
+        command += ["--bf16"] if options.matmul_dtype == "bf16" else []
         players += [StepServer("PyTorch", command), StepServer("PyTorch compiled", command + ["--compile"])]
     if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):
         players.append(Llmc(options.llmc, int(B), int(T), options.threads))
@@ -173,7 +175,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--gemm", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--matmul-dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--torch", default="python3")
     parser.add_argument("--llmc")
     parser.add_argument("--nanogpt")

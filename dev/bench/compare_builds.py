@@ -82,7 +82,7 @@ def main():
         header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
         (directory / "train.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
         compare("start", start_ms, args.trees, directory, None, args.rounds)
-        for options in ("--preset tiny", "--preset tiny --gemm bf16", "--preset moe-tiny"):
+        for options in ("--preset tiny", "--preset tiny --matmul-dtype bf16", "--preset moe-tiny"):
             compare(f"step, {options}", step_ms, args.trees, directory, options, args.rounds)
         if args.make:
             compare("make from scratch", make_ms, args.trees, directory, "from scratch", 1)

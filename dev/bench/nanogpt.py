@@ -119,7 +119,7 @@ class NanoGPT:
 def quickstart_options():
     with open("scripts/quickstart.sh", encoding="utf-8") as f:
         found = re.search(r"^settings=\((.*?)--train-data", f.read(), re.M | re.S)
-    return " ".join(found[1].split()) + " --gemm bf16"
+    return " ".join(found[1].split()) + " --matmul-dtype bf16"
 
 
 def compare(checkout, python, corpus, minutes, seeds, settings, own):

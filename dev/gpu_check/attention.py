@@ -1,5 +1,6 @@
-"""The part `attention`: a layer's attention by cuDNN and by the built-in kernels, in turns in one run. --sdpa auto
-chooses by these rows: dev/gpu_check/attention_choice.py writes them into llmc/ops/attention/attention_choice.h."""
+"""The part `attention`: a layer's attention by cuDNN and by the built-in kernels, in turns in one run.
+--attention-kernel auto chooses by these rows: dev/gpu_check/attention_choice.py writes them into
+llmc/ops/attention/attention_choice.h."""
 
 from runner import StepServers
 
@@ -24,11 +25,11 @@ def compare(check, findings, variant, mode, preset, NKV, T):
     of, times = f"{preset} {variant}, B {B} T {T}{mode}", {}
     with StepServers(check) as servers:
         for kernel in KERNELS:
-            words = [*MODES[mode], "--sdpa", kernel, "attention-turns", preset, variant, NKV, B, T]
+            words = [*MODES[mode], "--attention-kernel", kernel, "attention-turns", preset, variant, NKV, B, T]
             servers.start(*check.program("BENCH_CUDA"), *words)
         for what in ("forward", "backward"):
             times[what] = servers.turns(1 + (2 if check.pretend else ROUNDS), 60, what)
-    if "--sdpa cudnn: " in servers.why:
+    if "--attention-kernel cudnn: " in servers.why:
         return findings.fact(f"{of}: no choice", servers.why)
     if servers.why:
         return findings.failed_step(f"{of}: attention by both kernels", servers.why)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Writes the measured times of attention into the table of llmc/ops/attention/attention_choice.h, by which --sdpa auto
-chooses.
+Writes the measured times of attention into the table of llmc/ops/attention/attention_choice.h, by which
+--attention-kernel auto chooses.
 
 Usage: dev/gpu_check/attention_choice.py [--check | --print] [FILE...]
   FILE      results.json of dev/gpu_check.sh with the part `attention` (default: results/gpu-*.json). Of several

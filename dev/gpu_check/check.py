@@ -6,12 +6,13 @@ Parts, in the order in which they run:
     rates        the rates of a copy and of matrix products, with which later times are compared
     correctness  every CUDA operation beside its C twin, bf16 and fp32; gradients of every variant and of experts beside
                  the CPU trainer's, fp32, bf16, some in fp8: all at once, on all cores
-    profile      the operations' shares of a step beside the prediction: 1.4b with cuDNN, with --sdpa own, in fp8, the
-                 baseline, 124m
+    profile      the operations' shares of a step beside the prediction: 1.4b with cuDNN, with
+                 --attention-kernel own, in fp8, the baseline, 124m
     peer         steps of 1.4b and 124m beside PyTorch's (dev/bench/bench_torch.py), alternating, deterministic and not
     models       forward and backward of the 3b models of DIFF V1's Table 7; training of 1.4b and 124m
     decode       a token after 1K to 64K positions at batch sizes 1 and 8, of each variant; attention with a window
-    attention    a layer's attention by cuDNN and by the built-in kernels, alternating: the table of --sdpa auto
+    attention    a layer's attention by cuDNN and by the built-in kernels, alternating: the table of
+                 --attention-kernel auto
     train        60 steps of 124m, the same again, stopped and resumed: all bitwise equal; the fp32 build
     sanitizer    small cases under compute-sanitizer: races, memory at the ends of tensors
     kernels      the time of each operation, and its share of the rate of a copy or of a product

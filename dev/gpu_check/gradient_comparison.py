@@ -14,10 +14,10 @@
             dev/emulator at 1024 tokens) and their direction is not compared: an expert with few tokens may have
             others, or none. Other tensors: 10% (2.8% was measured). A model whose experts are all active has no
             selection, and the usual tolerances; so has fp32.
-    fp8     --gemm fp8 on both sides. Numbers within the bf16 rounding error of a halfway point are rounded to different
-            neighbours: a share 2^-6 of the numbers of E4M3 differ by 2^-3, 2^-7 of those of E5M2 by 2^-2, 2^-5.5 on
-            average or 15 times the error in bf16 (11 times was measured). 1.7% in bf16 become up to 25%: at most 40%,
-            and a cosine of at least 0.93. A lambda is wrong by less than its size.
+    fp8     --matmul-dtype fp8 on both sides. Numbers within the bf16 rounding error of a halfway point are rounded to
+            different neighbours: a share 2^-6 of the numbers of E4M3 differ by 2^-3, 2^-7 of those of E5M2 by 2^-2,
+            2^-5.5 on average or 15 times the error in bf16 (11 times was measured). 1.7% in bf16 become up to 25%: at
+            most 40%, and a cosine of at least 0.93. A lambda is wrong by less than its size.
 
 EXCEPTIONS gives a variant its own tolerances, and the reason.
 """

@@ -58,7 +58,8 @@ def compare_gradients(check, findings, variant, model, batch):
     if why:
         findings.fact(f"{variant}: no gradients in fp8", why)
     elif variant in FP8_VARIANTS:
-        programs.update({f: [*programs[of], "--gemm", "fp8"] for f, of in (("CPU in fp8", "CPU"), ("fp8", "bf16"))})
+        pairs = (("CPU in fp8", "CPU"), ("fp8", "bf16"))
+        programs.update({f: [*programs[of], "--matmul-dtype", "fp8"] for f, of in pairs})
     for build in [b for b, (program, *_) in programs.items() if program in check.programs.unusable]:
         findings.fact(f"{variant}: no gradients of the {build} build", check.programs.unusable[programs.pop(build)[0]])
     dumps = {build: runs.path("weights") / f"{build}.safetensors" for build in programs}

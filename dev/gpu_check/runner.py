@@ -234,8 +234,9 @@ class Check:
         return None
 
     def why_no_fp8(self):
-        """Why this device has no --gemm fp8; '' if it has."""
-        status, text = self.run([*self.program("TRAIN_DIFFV2CU"), *"--dry-run --preset tiny --gemm fp8".split()], 60)
+        """Why this device has no --matmul-dtype fp8; '' if it has."""
+        words = "--dry-run --preset tiny --matmul-dtype fp8".split()
+        status, text = self.run([*self.program("TRAIN_DIFFV2CU"), *words], 60)
         return "" if status == 0 else last_line(text)
 
     def largest_batch(self, case, sizes, programs=1, options=(), without=()):

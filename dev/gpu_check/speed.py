@@ -6,14 +6,14 @@ from runner import options_of
 # (preset, attention, key/value heads, T), batch sizes to try
 PROFILES = [  # and options of bench_cuda
     (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), []),
-    (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--sdpa", "own"]),
-    (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--gemm", "fp8"]),
+    (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--attention-kernel", "own"]),
+    (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--matmul-dtype", "fp8"]),
     (("1.4b", "baseline", 8, 2048), (8, 4, 2, 1), []),
     (("124m", "diff_v2", 6, 1024), (16, 4), []),
     (("1.4b", "diff_v1", 8, 2048), (8, 4, 2, 1), []),
     (("3b", "diff_v2", 12, 4096), (4, 2, 1), []),
 ]
-TINY = [(("tiny", "diff_v2", 2, 16), (4,), []), (("tiny", "diff_v2", 2, 16), (4,), ["--gemm", "fp8"])]
+TINY = [(("tiny", "diff_v2", 2, 16), (4,), []), (("tiny", "diff_v2", 2, 16), (4,), ["--matmul-dtype", "fp8"])]
 # Table 7 of DIFF V1 (arXiv 2410.05258): forward with backward, without an optimizer, and the forward alone
 TABLE_7 = [("3b", 2048, 12, (8, 4, 2, 1)), ("3b", 4096, 12, (4, 2, 1))]  # preset, T, key/value heads, batch sizes
 ARMS = ("baseline", "diff_v1", "diff_v2")
@@ -101,7 +101,7 @@ def profile(check):
 
 def measure_profile(check, findings, case, sizes, options):
     preset, attention, NKV, T = case
-    gemm = options if "--gemm" in options else []
+    gemm = options if "--matmul-dtype" in options else []
     why = check.why_no_fp8() if gemm else ""
     B = None if why else check.largest_batch(case, sizes, options=gemm)
     of = " ".join([f"{preset} {attention}, B {B} T {T}", *options])

@@ -92,9 +92,10 @@ static int device_problems(const Options *o) {
     if (!o->device && !o->refused[option_row("device")])
         REFUSE(problems, "the GPU is missing: specify --device NAME, such as H100");
     else if (o->device && !gpu) problems += unknown_device(o->device);
-    if (gpu && o->gemm == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
+    if (gpu && o->matmul_dtype == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
         REFUSE(problems,
-               "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
+               "--matmul-dtype fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); "
+               "--device is %s",
                gpu->name);
     if (options_given(o, "link-gbs") && o->ranks <= 1) REFUSE(problems, "--link-gbs requires --ranks W with W above 1");
     return problems;

@@ -12,7 +12,7 @@ predicted_plan and predict_step.
 #pragma once
 #include "prediction_types.h"
 
-// For rank 0 of `ranks` on options->device, with the options' --gemm and attention.
+// For rank 0 of `ranks` on options->device, with the options' --matmul-dtype and attention.
 static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                            Recompute recompute, int ranks, int zero, const Options *options);
 // Of a predicted plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
@@ -61,7 +61,8 @@ typedef struct {
     double mean, fast, slow; // milliseconds
 } StepTimes;
 
-// Of training the model of `like` on options->device, with the options' --gemm, --sdpa and --deterministic.
+// Of training the model of `like` on options->device, with the options' --matmul-dtype, --attention-kernel and
+// --deterministic.
 static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
     ModelPlan plan;
     predicted_plan_like(&plan, like, like->sharding.level, options);

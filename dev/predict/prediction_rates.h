@@ -63,10 +63,10 @@ static inline bool predicted_fits(AttentionShape s) {
     enum { WIDEST = 128 };
     return (s.D | s.DV) % 8 == 0 && s.D <= WIDEST && s.DV <= WIDEST;
 }
-// Whether --sdpa or the measured times request the built-in kernels.
+// Whether --attention-kernel or the measured times request the built-in kernels.
 static inline bool predicted_own(const DevicePeak *gpu, const Options *o, AttentionShape s, bool backward) {
     int signals = s.groups.noise ? s.groups.signals : 0;
-    if (o->sdpa != SDPA_AUTO || s.window || o->doc_mask) return o->sdpa == SDPA_OWN;
+    if (o->attention_kernel != SDPA_AUTO || s.window || o->doc_mask) return o->attention_kernel == SDPA_OWN;
     return attention_own_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) > 1;
 }
 static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const Options *o, AttentionShape s,

@@ -159,18 +159,18 @@ static inline void print_prediction_alternatives(const Prediction *p) {
     const ModelPlan *plan = p->plan;
     const Options *o = p->options;
     Options loose = *o, own = *o, bf16 = *o;
-    loose.deterministic = !o->deterministic, own.sdpa = SDPA_OWN, bf16.gemm = GEMM_BF16;
+    loose.deterministic = !o->deterministic, own.attention_kernel = SDPA_OWN, bf16.matmul_dtype = GEMM_BF16;
     if (predicted_backward(p) == BY_CUDNN) {
         StepTimes t = predict_times(plan, &loose);
         print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
         printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
         t = predict_times(plan, &own);
-        print_span("--sdpa own", t.fast, t.slow, 2);
+        print_span("--attention-kernel own", t.fast, t.slow, 2);
         printf(" ms, attention by the built-in kernels\n");
     }
     if (plan->fp8) {
         StepTimes t = predict_times(plan, &bf16);
-        print_span("--gemm bf16", t.fast, t.slow, 2);
+        print_span("--matmul-dtype bf16", t.fast, t.slow, 2);
         printf(" ms%s\n", t.mean < p->step_ms ? ": FP8 is slower for this model on this GPU" : "");
     }
 }

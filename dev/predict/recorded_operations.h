@@ -122,7 +122,7 @@ static inline void comm_broadcast(void *data, size_t bytes) {}
 // ---- linear layers
 
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
-static inline bool linear_in_fp8(void) { return recorded.options->gemm == GEMM_FP8; }
+static inline bool linear_in_fp8(void) { return recorded.options->matmul_dtype == GEMM_FP8; }
 static inline bool linear_experts_in_fp8(void) {
     return linear_in_fp8() && generation_mma_fp8[recorded.device->generation];
 }

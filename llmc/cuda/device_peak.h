@@ -53,7 +53,7 @@ static const char *const peak_source_names[] = {
 
 typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
 // Whether mma.sync multiplies FP8 faster than bf16 (mma.cuh). If not, products of experts (expert_gemm.cuh) stay in
-// bf16 with --gemm fp8.
+// bf16 with --matmul-dtype fp8.
 static const bool generation_mma_fp8[DEVICE_GENERATIONS] = {false, true, false, false};
 static inline DeviceGeneration device_generation(int major, int minor) { // generation of a compute capability
     if (major == 8) return minor ? CARD : AMPERE;

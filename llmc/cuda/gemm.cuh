@@ -77,8 +77,8 @@ static inline void gemm_choose(GemmPlan *plan) {
     while (safe < count && !gemm_may_split(p, gemm_parts_of_k(&found[safe]))) safe++;
     plan->refused = safe == count;
     CHECK(!plan->refused || !gemm_in_fp8(p),
-          "cuBLASLt does not support the FP8 product %d x %d x %d with row strides %d, %d, %d (%s); use --gemm bf16",
-          s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
+          "cuBLASLt has no FP8 product %d x %d x %d with row strides %d, %d, %d (%s); use --matmul-dtype bf16", s->M,
+          s->N, s->K, s->lda, s->ldb, s->ldc, why);
     if (plan->refused)
         warn("cuBLASLt does not support the product %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel "
              "computes it",

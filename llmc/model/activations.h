@@ -61,7 +61,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(int, starts, generates ? 0 : N)                                                                             \
     /* first rows of the documents, for attention_documents */                                                    \
     A(int, documents, generates ? 0 : N + 1)                                                                      \
-    /* [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy */                              \
+    /* [L][LINEAR_BLOCK_COUNT][2]: --matmul-dtype fp8: the largest magnitudes of x and dy */                      \
     A(absmax_t, maxima, plan->fp8 ? linear_max_count(plan) : 0)                                                   \
     A(real, losses, N)                                        /* summed over the micro-steps of an update */      \
     A(real, log_z, N)                                         /* log sum of exp(logits) of each row */            \

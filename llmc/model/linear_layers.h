@@ -36,7 +36,7 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
 static inline bool linear_of_experts(LinearKind kind) {
     return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
 }
-// Whether --gemm fp8 leaves the linear layer out.
+// Whether --matmul-dtype fp8 leaves the linear layer out.
 static inline bool linear_plain(LinearKind kind) {
     return kind == LINEAR_HEAD || (linear_of_experts(kind) && !linear_experts_in_fp8());
 }

@@ -53,7 +53,7 @@ typedef struct {
     size_t copies_bytes;          // rounded copies of the weights of the layers, then of the LM head
     size_t copy_at[LINEAR_COUNT]; // a layer's copies begin here in layer_copies_bytes; the LM head's in copies_bytes
     size_t layer_copies_bytes;
-    bool fp8;              // --gemm fp8: the largest magnitudes of operands are kept
+    bool fp8;              // --matmul-dtype fp8: the largest magnitudes of operands are kept
     bool diff_attention;   // attention and the subtraction of noise heads are one operation
     size_t received_bytes; // gradient pieces received from other ranks
     size_t cache_bytes;    // for generation: keys and values of earlier positions, a part of the activations

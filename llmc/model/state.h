@@ -1,6 +1,6 @@
 /*
 state.h: a model's parameters on this rank, their gradients and optimizer state. It hides how these are sharded
-over the ranks (--zero, sharding.h), and the rounded copies of weights (--gemm).
+over the ranks (--zero, sharding.h), and the rounded copies of weights (--matmul-dtype).
 
 A group of tensors moves together: group 0 is before the layers, 1 + l is layer l, L + 1 is after the layers.
 

@@ -38,7 +38,7 @@ static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
 }
 
 // A kernel's last argument, for the largest magnitude of its stores. A kernel with the template argument NoMax is
-// compiled without it: only --gemm fp8 uses the maxima.
+// compiled without it: only --matmul-dtype fp8 uses the maxima.
 struct NoMax {
     template <int W> __device__ void add(const float (&)[W]) {}
     __device__ void finish() {}

@@ -43,7 +43,7 @@ static inline Activation activation(const floatX *data, absmax_t *max) {
 static inline void absmax_update(Activation x, int N, int columns, int ld);
 static inline size_t absmax_bytes(size_t rows, size_t columns) { return rows * columns * FLOATX_BYTES; }
 
-// A linear layer; --gemm says how its operands are rounded.
+// A linear layer; --matmul-dtype says how its operands are rounded.
 typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
 typedef struct {
     const floatX *weight; // (OC,IC)

@@ -179,7 +179,7 @@ static const OptionSynonym option_synonyms[] = {
     {"clip-grad", "grad-clip"},
     {"max-grad-norm", "grad-clip"},
     {"gradient-accumulation-steps", "total-batch"},
-    {"dtype", "gemm"},
+    {"dtype", "matmul-dtype"},
 };
 enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
 

@@ -91,7 +91,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved, const char 
     Options checkpoint;
     memset(&checkpoint, 0, sizeof(checkpoint));
     for (const cJSON *item = saved->child; item; item = item->next) {
-        const char *name = item->string ? item->string : "";
+        const char *name = option_renamed(item->string ? item->string : "");
         OptionText shown_name, shown_old, shown_new, text_old, text_new;
         option_shown(shown_name, name);
         int r = option_find(name, strlen(name));

@@ -53,7 +53,7 @@ typedef struct {
     int64_t stop_after; // 0: not given
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
-    int gemm, sdpa; // a GemmType, an SdpaChoice
+    int matmul_dtype, attention_kernel; // a GemmType, an SdpaChoice
     bool deterministic, memory_check;
 
     int64_t zero, zero_group;
@@ -169,7 +169,7 @@ static const OptionRow option_rows[] = {
     {OF_BOTH, "model", "kv-heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NKV), "NKV", "(from the preset)", "[1, 65536]",
         NULL, "number of key/value heads, a divisor of --heads"},
     {OF_BOTH, "model", "head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.D), "D", "(from the preset)", "[8, 256]", NULL,
-        "head dimension, an even number"},
+        "head dimension, an even number from 8 to 256"},
     {OF_BOTH, "model", "ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.F), "F", "(from the preset)", "[1, 16777216]", NULL,
         "MLP width"},
     {OF_BOTH, "model", "experts", OPTION_DIM, OPTION_FIXED, FIELD(model.E), "E", "(from the preset)", "[0, 1024]", NULL,
@@ -250,8 +250,9 @@ static const OptionRow option_rows[] = {
         "[0, 1e15]", NULL, "steps of linear warmup to --lr"},
     {OF_TRAINING, "training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL,
         schedule_choice, "decay after the warmup; wsd decays over the last --decay-steps only, linearly or by 1-sqrt"},
-    {OF_TRAINING, "training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)",
-        "[1, 1e15]", NULL, "with --schedule wsd: the number of last steps in which the learning rate decays"},
+    {OF_TRAINING, "training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N",
+        "(20% of --steps, rounded up)", "[1, 1e15]", NULL,
+        "with --schedule wsd: the number of last steps in which the learning rate decays"},
     {OF_BOTH, "training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL,
         optimizer_choice, "optimizer of the matrices of blocks; AdamW updates all other parameters"},
     {OF_TRAINING, "training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)",
@@ -308,8 +309,7 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
         "batches per validation"},
     {OF_TRAINING, "run", "eval-choices", OPTION_TEXT, OPTION_SAVED, FIELD(eval_choices), "'NAME=FILE ...'", NULL, NULL,
-        NULL, "multiple-choice tasks to score at each validation, and with --eval; files of data/prepare_choices.py or "
-        "llm.c"},
+        NULL, "multiple-choice tasks to score with validations and --eval; files of data/prepare_choices.py or llm.c"},
     {OF_BOTH, "run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
     {OF_TRAINING, "run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
@@ -319,11 +319,11 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]",
         NULL, "CPU threads, at most the number of cores available to the process"},
     {OF_TRAINING, "run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
-        "refuse to start if this machine or the GPU has too little available memory for the run"},
-    {OF_BOTH, "run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
-        "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
-    {OF_BOTH, "run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
-        "attention kernel on a GPU; auto: the faster one, as measured; if not measured, cuDNN where it is supported"},
+        "refuse to start if this machine or the GPU has too little memory available for the run"},
+    {OF_BOTH, "run", "matmul-dtype", OPTION_CHOICE, OPTION_SAVED, FIELD(matmul_dtype), "TYPE", "fp32", NULL,
+        gemm_choice, "type to which matrix products round operands (fp8: in the blocks); sums and weights stay fp32"},
+    {OF_BOTH, "run", "attention-kernel", OPTION_CHOICE, OPTION_SAVED, FIELD(attention_kernel), "KERNEL", "auto", NULL,
+        sdpa_choice, "attention kernel on a GPU; auto: the faster one, as measured, else cuDNN where it is supported"},
     {OF_BOTH, "run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "bitwise reproducible runs; cuDNN's attention backward is then slower and needs more memory: about 4 to 10% of "
         "a step of 1.4b on an H200 or H100, predicted"},
@@ -339,11 +339,9 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS",
         "60", "(0, 1e9)", NULL, "abort when not all ranks have connected within this time, plus 1 s for each 10 ranks"},
     {OF_TRAINING, "ranks (mpirun, srun)", "rendezvous", OPTION_TEXT, OPTION_LOCAL, FIELD(rendezvous), "DIR", NULL, NULL,
-        NULL,
-        "directory that all machines share, in which the ranks find each other and keep their states (default: --out)"},
+        NULL, "directory shared by all machines, in which the ranks of one user find each other (default: --out)"},
     {OF_TRAINING, "ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N",
-        "0", "[0, 1e15]", NULL,
-        "every N steps and before each checkpoint, compare the state of all ranks bit for bit; 0: never"},
+        "0", "[0, 1e15]", NULL, "every N steps and before checkpoints, compare all ranks' state bit for bit; 0: never"},
 
     {OF_PREDICTION, "prediction", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
         "required: the GPU, such as H200, A100 or 'RTX 5090'"},

@@ -137,22 +137,23 @@ static inline Resume resume_find(Options *o) {
 static inline void start_configure_operations(Options *o) {
     if (!matmul_has_choice) { // the build decides
         int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == built_for || o->gemm == GEMM_FP8,
-              "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s", gemm_choice(o->gemm),
-              gemm_choice(built_for), gemm_choice(o->gemm));
-        if (o->gemm != GEMM_FP8) o->gemm = built_for;
+        CHECK(!options_given(o, "matmul-dtype") || o->matmul_dtype == built_for || o->matmul_dtype == GEMM_FP8,
+              "--matmul-dtype %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->matmul_dtype), gemm_choice(built_for), gemm_choice(o->matmul_dtype));
+        if (o->matmul_dtype != GEMM_FP8) o->matmul_dtype = built_for;
     }
-    const char *why = linear_configure((GemmType)o->gemm);
-    CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
-    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
-    attention_configure(attention);
-    if (o->gemm != GEMM_FP32 && !linear_native())
-        fprintf(options_notes(o),
-                "--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
-                "its speed\n",
-                gemm_choice(o->gemm));
-    if (o->gemm == GEMM_FP8 && o->model.E && !linear_experts_in_fp8())
-        fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
+    const char *why = linear_configure((GemmType)o->matmul_dtype), *type = gemm_choice(o->matmul_dtype);
+    CHECK(!why, "--matmul-dtype %s: %s", type, why);
+    bool own = o->attention_kernel == SDPA_OWN, cudnn = o->attention_kernel == SDPA_CUDNN;
+    attention_configure((AttentionOptions){own, cudnn, o->deterministic, o->doc_mask});
+    if (o->matmul_dtype != GEMM_FP32 && !linear_native())
+        fprintf(
+            options_notes(o),
+            "--matmul-dtype %s: this CPU or build does not multiply bf16; rounded numbers are multiplied in fp32, at "
+            "its speed\n",
+            type);
+    if (o->matmul_dtype == GEMM_FP8 && o->model.E && !linear_experts_in_fp8())
+        fprintf(options_notes(o), "--matmul-dtype fp8: experts compute in bf16, which is faster on this GPU\n");
 }
 
 static inline ModelConfig start_configure(Options *o, Resume *resume) {

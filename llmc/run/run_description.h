@@ -50,9 +50,9 @@ static inline void describe_libraries(cJSON *json, const Options *o, const char 
     char text[32];
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
-    bool as_others = o->gemm != GEMM_FP8 || linear_experts_in_fp8();
+    bool as_others = o->matmul_dtype != GEMM_FP8 || linear_experts_in_fp8();
     if (o->model.E)
-        cJSON_AddStringToObject(libraries, "experts", gemm_choice(as_others ? (int)o->gemm : (int)GEMM_BF16));
+        cJSON_AddStringToObject(libraries, "experts", gemm_choice(as_others ? (int)o->matmul_dtype : (int)GEMM_BF16));
     if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (driver) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());

@@ -2,6 +2,7 @@
 
 from .schema import TYPES
 
+RENAMED = {"gemm": "matmul-dtype", "sdpa": "attention-kernel"}  # options of earlier trainers
 # options of the update that the arms of a plan may vary, with their values in runs of trainers that lacked them
 UPDATE = {
     "optimizer": "adamw",
@@ -21,19 +22,24 @@ MODEL = (
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
     "train-data doc-mask separator seq-len vocab total-batch steps min-lr-ratio warmup "
-    "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
+    "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z matmul-dtype init"
 ).split() + list(UPDATE)
 SHARES = ("warmup", "decay-steps")  # those of COMPARED that are a number of steps
 REPORTED = ("lr", *COMPARED, "rope-theta", "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
+def renamed(options):
+    """The same options by the names that they have now."""
+    return {RENAMED.get(name, name): value for name, value in options.items()}
+
+
 def history(info):
     """[(step, options)]: the options that apply after each step. A resume changes the options of its checkpoint, and
     discards later steps with their changes."""
-    found = [(0, info["options"])]
+    found = [(0, renamed(info["options"]))]
     for start in info.get("starts", []):
         step, before = start["step"], [entry for entry in found if entry[0] < start["step"]]
-        base = before[-1][1] if before else info["options"]
+        base = before[-1][1] if before else renamed(info["options"])
         found = before + [(step, {**base, **changed_by(start)})]
     return found
 
@@ -53,7 +59,7 @@ def fingerprints(info):
 
 def changed_by(start):
     """{option: new value} of a start."""
-    return {change["name"]: change["new"] for change in start["changed"]}
+    return renamed({change["name"]: change["new"] for change in start["changed"]})
 
 
 def changes(pairs):

@@ -29,6 +29,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from . import option_history
+
 # keys of the lab: {key: type}
 KEYS = {
     "title": str,
@@ -141,7 +143,7 @@ def check_key(key, section, trainer_options):
     if key in TAKEN:
         return f"'{key}' cannot be set in a plan: {TAKEN[key]} sets it"
     if key not in KEYS and key not in trainer_options:
-        near = close(key, [*KEYS, *(o for o in trainer_options if o not in TAKEN)])
+        near = option_history.RENAMED.get(key) or close(key, [*KEYS, *(o for o in trainer_options if o not in TAKEN)])
         return f"unknown key '{key}'" + (
             f": did you mean '{near}'?" if near else "; keys are those of the lab and the options of the trainer"
         )

@@ -15,7 +15,7 @@ from .study import difference_at_equal_flops
 LEAST_SEEDS = 5
 LEAST_TOKENS = 1  # per parameter
 COMMON = "preset layers hidden heads kv-heads head-dim ffn seq-len vocab total-batch steps warmup schedule min-lr-ratio"
-COMMON += " optimizer weight-decay beta1 beta2 grad-clip gemm"  # options that a report states if they are equal
+COMMON += " optimizer weight-decay beta1 beta2 grad-clip matmul-dtype"  # options that a report states if they are equal
 
 
 def estimate(values):

@@ -125,7 +125,7 @@ class Queue:
 
     def evaluation_command(self, job):
         checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
-        names = ("val-data", "batch-size", "doc-mask", "separator", "gemm")
+        names = ("val-data", "batch-size", "doc-mask", "separator", "matmul-dtype")
         kept = {k: v for k, v in job.run.options.items() if k in names}
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
         words += ["--val-steps", str(ALL), "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]

@@ -123,7 +123,7 @@ class Search:
         self.words += [f"--threads={self.start['threads']}"] if "threads" in self.start else []
         self.words += ["--rollback=1000:1000"] if self.options.get("rollback") else []  # too many for a replay
         saved = run_directory.read_json(self.checkpoint / "trainer_state.json", {"options": {}})["options"]
-        for key, value in saved.items():
+        for key, value in option_history.renamed(saved).items():
             now = self.options.get(key, value)
             if now not in (value, None) and key not in REPLACED:
                 flag = f"--{key}" if now else f"--no-{key}"
@@ -190,8 +190,8 @@ class Search:
         for s in range(step, max(step - 2, self.begin), -1):
             yield f"windows of step {s} replaced", f"{s}:replace=0-{self.windows - 1}"
         precisions = ("fp32", "bf16", "fp8")  # a GPU program has fp8 and one of the others
-        for wider in precisions[: precisions.index(self.options.get("gemm", "fp32"))]:
-            yield f"products in {wider}", "", [f"--gemm={wider}"]
+        for wider in precisions[: precisions.index(self.options.get("matmul-dtype", "fp32"))]:
+            yield f"products in {wider}", "", [f"--matmul-dtype={wider}"]
         if self.factor > 1.5:
             yield "the rate before its jump", f"{self.jump}-{self.last}:lr={1 / self.factor:.9g}"
         yield "half the rate", f"{every}:lr=0.5"
@@ -213,7 +213,7 @@ class Search:
         data = f"the data of step {steps[0]}: {self.data_of(steps[0])}" if steps else ""
         if wider := [name for name in ("bf16", "fp32") if f"products in {name}" in removed]:
             none = f"in {' and '.join(wider)} there is no spike" + (f"; it occurs with {data}" if data else "")
-            return f"the precision of the products, --gemm {self.options['gemm']}: {none}"
+            return f"the precision of the products, --matmul-dtype {self.options['matmul-dtype']}: {none}"
         if data:
             return data
         if "moments reset" in removed:

@@ -81,6 +81,7 @@ def test_a_plan_lists_its_runs_by_seed():
 def test_errors_of_a_plan_have_the_line_number():
     refused("title = x\nlearning-rat = 3\n[arm a]\n", "x.plan:2: unknown key 'learning-rat'")
     refused("attentio = x\n[arm a]\n", "x.plan:1: unknown key 'attentio': did you mean 'attention'?")
+    refused("gemm = bf16\n[arm a]\n", "x.plan:1: unknown key 'gemm': did you mean 'matmul-dtype'?")
     refused("title = x\ntitle = y\n[arm a]\n", "x.plan:2: 'title' is already specified in line 1")
     refused("\n[arm a]\n[arm a]\n", "x.plan:3: [arm a] is already specified in line 2")
     refused("[arm a]\nseeds = 1\n", "x.plan:2: 'seeds' is not allowed in an [arm ...]: all arms have the same")
@@ -269,6 +270,9 @@ def test_the_option_history_follows_from_the_starts():
     assert option_history.values(option_history.history(run), "lr") == [(0, 0.1)]
     run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}))
     assert option_history.history(run) == [(0, {"steps": 5, "lr": 0.2})]
+    run = resumed({"steps": 5, "gemm": "bf16"}, (3, {"gemm": "fp8"}), (4, {"matmul-dtype": "fp32"}))  # earlier names
+    entries = option_history.history(run)
+    assert option_history.values(entries, "matmul-dtype") == [(0, "bf16"), (3, "fp8"), (4, "fp32")]
     first = {"steps": 10, "total-batch": 4, "lr": 0.1, "seed": 1, "attention": "baseline"}
     run = runs.Run("run", "baseline", 1, 0.1, resumed(first, (6, {"total-batch": 16})))
     assert [run.tokens_at(step) for step in (6, 7, 10)] == [24, 40, 88]

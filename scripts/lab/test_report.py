@@ -20,7 +20,7 @@ report = partial(run_lab, "report")
 STEPS, BATCH, T = 200, 1000, 16
 OPTIONS = {"train-data": "c", "val-data": "c", "total-batch": BATCH, "steps": STEPS, "min-lr-ratio": 0.1, "warmup": 10}
 OPTIONS |= {"schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1}
-OPTIONS |= {"val-steps": 5, "gemm": "fp32", "init": None, "layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1}
+OPTIONS |= {"val-steps": 5, "matmul-dtype": "fp32", "init": None, "layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1}
 OPTIONS |= {"head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
 LAYER = {"context_rms_mean": 0.4, "logit_max": 8.0, "residual_max": 20.0, "grad_norm": 0.3}
 

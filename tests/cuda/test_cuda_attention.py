@@ -22,7 +22,7 @@ LINES = [
     ("CUDA_ON_CPU_CUDNN=32,8", "--attention diff_v1", f"{LOOPS}; backward by {OWN} (heads are too wide)"),
     ("CUDA_ON_CPU_CUDNN=8,8", "--attention diff_v1", f"{OWN} (heads are too wide)"),
     ("", "--no-deterministic", f"{LOOPS}, nondeterministic backward"),
-    ("", "--sdpa own", f"{OWN} (--sdpa own)"),
+    ("", "--attention-kernel own", f"{OWN} (--attention-kernel own)"),
     ("", WINDOWS, f"{LOOPS}, {IN_ORDER}"),
     (NO_WINDOW, WINDOWS, f"{OWN} (no engine); layers without a window: {LOOPS}, {IN_ORDER}"),
     ("", DOCUMENTS, f"{LOOPS}, up to 3 documents per call; backward by {OWN} ({HOPPER})"),
@@ -31,7 +31,7 @@ LINES = [
 
 
 def expect_attention(directory, model, env, options, line):
-    if FP32 and options != "--sdpa own":
+    if FP32 and options != "--attention-kernel own":
         line = f"{OWN} (an fp32 build; cuDNN supports bf16)"
     out = on_device(directory, DATA, model, options, "--steps 1", env=env).done().out
     assert out.splitlines()[0] == f"attention: {line}", (env, options)
@@ -51,10 +51,10 @@ def test_attention_line(even):
 
 
 def test_cudnn_required(odd):
-    """--sdpa cudnn fails at shapes that cuDNN does not support, and on the CPU"""
-    options = f"{TRAIN_ODD} --steps 1 --sdpa cudnn"
-    on_device(odd, options).one_line(FAILED, "--sdpa cudnn: forward")
-    on_cpu(odd, options).one_line(FAILED, "--sdpa cudnn: this program computes on the CPU")
+    """--attention-kernel cudnn fails at shapes that cuDNN does not support, and on the CPU"""
+    options = f"{TRAIN_ODD} --steps 1 --attention-kernel cudnn"
+    on_device(odd, options).one_line(FAILED, "--attention-kernel cudnn: forward")
+    on_cpu(odd, options).one_line(FAILED, "--attention-kernel cudnn requires a GPU")
 
 
 TAIL = "CUDA_ON_CPU_CUDNN_FAULT='tail: on'"
@@ -64,7 +64,7 @@ MULTIPLE = "choose --head-dim so that the width of every head is a multiple of 8
 # The environment, the options and the parts of the warning, if there is one. Without a shape: heads of 16, 9 positions.
 WARNINGS = [
     ("", ""),
-    ("", "--sdpa own"),
+    ("", "--attention-kernel own"),
     ("", "--head-dim 16 --seq-len 1"),
     ("", WIDTH_12, "attention is computed by the built-in kernel", MULTIPLE),
     ("", f"{WIDTH_12} --dry-run", MULTIPLE),
@@ -78,7 +78,7 @@ WARNINGS = [
         "gives NaN for documents, one of them of 64 positions, where T % 128 is 64; a newer cuDNN may",
     ),
     (f"{B200}91800", DOCUMENTS),
-    ("", f"{DOCUMENTS} --sdpa own"),
+    ("", f"{DOCUMENTS} --attention-kernel own"),
     (
         "CUDA_ON_CPU_CUDNN=16,8",
         "",
@@ -131,7 +131,7 @@ def test_registers(even):
     env = "CUDA_ON_CPU_CAPABILITY=90a CUDA_ON_CPU_REGISTERS=160"
     model = EVEN.replace("--head-dim 16", "--head-dim 64").replace("--layers 2", "--layers 1")
     for attention, pairs in (("baseline", 1), ("diff_v2", 2)):
-        options = f"{DATA} {model} --attention {attention} --sdpa own"
+        options = f"{DATA} {model} --attention {attention} --attention-kernel own"
         compare(even, attention, options, env=env)
         result = on_device(even, options, "--steps 2", env=env)
         text = "diffv2: attention_wgmma_{}_kernel<{}> has 160 registers per thread and requires 168: a slower kernel "
@@ -143,11 +143,11 @@ def test_registers(even):
 @pytest.mark.bf16
 def test_cudnn_errors(even):
     """a run that requires cuDNN fails if cuDNN does not support its shapes"""
-    heads = "--sdpa cudnn: forward of 8 heads of width 16 and 16"
+    heads = "--attention-kernel cudnn: forward of 8 heads of width 16 and 16"
     for env, options, error in [
-        ("CUDA_ON_CPU_CUDNN_VERSION=91001", "--sdpa cudnn", f"{heads}: cuDNN 9.10.1 has known bugs"),
-        ("CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave out --sdpa"),
-        ("CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --sdpa own avoids cuDNN"),
+        ("CUDA_ON_CPU_CUDNN_VERSION=91001", "--attention-kernel cudnn", f"{heads}: cuDNN 9.10.1 has known bugs"),
+        ("CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--attention-kernel cudnn", "no engine; omit the option"),
+        ("CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --attention-kernel own avoids cuDNN"),
     ]:
         on_device(even, DATA, EVEN, "--steps 1", options, env=env).one_line(FAILED, error)
 

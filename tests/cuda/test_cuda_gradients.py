@@ -71,13 +71,13 @@ def test_recompute(odd, variant):
     """activation recomputation does not change a bit of the gradients of any variant"""
     expect_same_levels(odd, DATA, with_variant(variant, ODD))
     if list(VARIANTS).index(variant) % 3 == 0:
-        expect_same_levels(odd, DATA, with_variant(variant, ODD), "--gemm fp8")
+        expect_same_levels(odd, DATA, with_variant(variant, ODD), "--matmul-dtype fp8")
 
 
 def test_gemm_fallback(odd):
     """matrix products fall back to the built-in kernel with a warning"""
     on_cpu(odd, TRAIN_ODD, "--dump-grads cpu").done()
-    options = f"{TRAIN_ODD} --sdpa own --dump-grads device"
+    options = f"{TRAIN_ODD} --attention-kernel own --dump-grads device"
     on_device(odd, options, env="CUDA_ON_CPU_GEMM=fails").one_line(FAILED, "cuBLASLt failed")
     result = on_device(odd, options, env="CUDA_ON_CPU_GEMM=aligned").done()
     assert "cuBLASLt does not support the product " in result.err and "a slower kernel computes it" in result.err
@@ -101,12 +101,12 @@ def fp8_difference(layers):
 def test_fp8_variants(tmp_path):
     """gradients of every variant in FP8 are near those of the CPU trainer"""
     # With fp32 storage activations differ by 1e-7 of their size: one of 10^5 codes differs, none in most of these
-    # models. Gradients then agree as those of --gemm fp32 do.
+    # models. Gradients then agree as those of --matmul-dtype fp32 do.
     equal = 0
     for time, shape in enumerate(SHAPES):
         write_data(tmp_path, value_of("--vocab", shape))
         for variant in VARIANTS:
-            off = difference(tmp_path, DATA, "--gemm fp8", with_variant(variant, shape, time))
+            off = difference(tmp_path, DATA, "--matmul-dtype fp8", with_variant(variant, shape, time))
             most = fp8_difference(value_of("--layers", shape))
             assert off.gradients <= most and off.loss <= 8 * 2**-8, (variant, shape, off.gradients, off.loss)
             assert off.least_cosine() >= least_cosine(variant) - most**2 / 2, (variant, shape, off.tensors)
@@ -120,8 +120,8 @@ def test_fp8_variants(tmp_path):
 @pytest.mark.full
 def test_fp8_experts(odd, experts):
     """experts in FP8 have the gradients of the CPU trainer, at every level of --recompute"""
-    expect_same_levels(odd, with_experts(experts), "--gemm fp8", env="CUDA_ON_CPU_CAPABILITY=89")
-    on_cpu(odd, with_experts(experts), "--gemm fp8 --dump-grads cpu").done()
+    expect_same_levels(odd, with_experts(experts), "--matmul-dtype fp8", env="CUDA_ON_CPU_CAPABILITY=89")
+    on_cpu(odd, with_experts(experts), "--matmul-dtype fp8 --dump-grads cpu").done()
     off = Difference(odd / "cpu", odd / "0")
     # a few codes of fp32 numbers, whose sums have another order, differ by one; 0.0032 was seen
     most = 8e-3 if FP32 else fp8_difference(3)

@@ -18,7 +18,7 @@ def total_of_dry_run(directory, *options, env=""):
 @pytest.mark.bf16
 def test_out_of_memory(odd):
     """an out-of-memory error of the device names the buffer and options that require less, by what --dry-run says"""
-    shape = ODD.replace("--batch-size 3", "--total-batch 10400 --steps 1 --sdpa own")
+    shape = ODD.replace("--batch-size 3", "--total-batch 10400 --steps 1 --attention-kernel own")
     options, memory = "--batch-size 800 --out run --no-memory-check", 40  # MiB: enough to measure the peak
     result = on_device(odd, DATA, shape, options, env=f"CUDA_ON_CPU_MEMORY={memory}")
     error = result.one_line(FAILED, "out of device memory: ").err
@@ -38,7 +38,8 @@ def test_out_of_memory(odd):
 def test_out_of_memory_in_library(odd):
     """an out-of-memory error in a library names the library"""
     # the device has memory for the run, but not for the workspace of matrix products
-    result = on_device(odd, TRAIN_ODD, "--steps 1 --sdpa own --no-memory-check", env="CUDA_ON_CPU_MEMORY=20")
+    options = "--steps 1 --attention-kernel own --no-memory-check"
+    result = on_device(odd, TRAIN_ODD, options, env="CUDA_ON_CPU_MEMORY=20")
     assert "the run needs " in result.one_line(FAILED, "for cuBLASLt's workspace").err
 
 
@@ -71,7 +72,7 @@ def test_memory_of_other_processes(even):
         "--recompute 1 --sample-every 3",
         "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
         "--attention diff_v1 --stats-every 1 --total-batch 78",
-        "--gemm fp8 --val-data data.bin --val-steps 1",
+        "--matmul-dtype fp8 --val-data data.bin --val-steps 1",
         "--optimizer normuon",
     ],
 )

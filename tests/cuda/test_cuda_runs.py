@@ -79,7 +79,7 @@ MUON = "diff_v2_cross_group --optimizer normuon"
 
 
 @pytest.mark.bf16
-@pytest.mark.parametrize("variant", ["diff_v2", "diff_v1", "gated_head --gemm fp8", MUON])
+@pytest.mark.parametrize("variant", ["diff_v2", "diff_v1", "gated_head --matmul-dtype fp8", MUON])
 @pytest.mark.full(cases_from=1)
 def test_resume(odd, variant):
     """a resumed run equals an uninterrupted one, bit for bit"""
@@ -96,8 +96,8 @@ def test_rollback(odd):
     # The update of step 3 makes the weights so large that step 4 is not finite. After the return to step 2, step 3
     # computes what a resumed run computes.
     run = odd / "run"
-    options = "--gemm fp8 --sdpa own --steps 5 --warmup 0 --schedule constant --checkpoint-every 2 --rollback 1:1"
-    on_device(odd, TRAIN_ODD, options, "--stop-after 2 --out run").done()
+    options = "--matmul-dtype fp8 --attention-kernel own --steps 5 --warmup 0 --schedule constant --checkpoint-every 2"
+    on_device(odd, TRAIN_ODD, options, "--rollback 1:1 --stop-after 2 --out run").done()
     shutil.copytree(checkpoint(run, 2), odd / "before")
     result = on_device(odd, "--out run --resume --lr 1e10")
     assert result.status == FAILED and "for the 4th time in a row to the checkpoint of step 2" in result.err, result
@@ -137,13 +137,13 @@ def test_checkpoint_on_cpu(odd):
 
 
 def test_run_record(odd):
-    """run.json names the device and libraries, and --gemm must match the build"""
+    """run.json names the device and libraries, and --matmul-dtype must match the build"""
     on_device(odd, TRAIN_ODD, "--steps 1 --out run").done()
     described = read_json(odd / "run/run.json")
     assert len(described["devices"]) == 2 and "multiprocessors" in described["devices"][0]
     assert "runtime" in described["libraries"]["cuda"] and PRECISION in described["libraries"]["cuda"]
-    assert described["options"]["gemm"] == PRECISION
-    result = on_device(odd, TRAIN_ODD, "--steps 1 --gemm", "bf16" if FP32 else "fp32")
+    assert described["options"]["matmul-dtype"] == PRECISION
+    result = on_device(odd, TRAIN_ODD, "--steps 1 --matmul-dtype", "bf16" if FP32 else "fp32")
     result.one_line(FAILED, "PRECISION=")
     assert ("master weights" in on_device(odd, ODD, "--dry-run").done().out) != FP32
 

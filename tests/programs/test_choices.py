@@ -23,7 +23,7 @@ def test_choices_of_training(corpus, tmp_path):
     write_grammar_choices(tmp_path / "grammar.bin")
     write_random_choices(tmp_path / "random.bin", 12, 3, seed=5)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = ["--train-data", corpus / "train.bin", SMALL, "--steps 60 --lr 1e-2 --gemm bf16 --val-every 20"]
+    options = ["--train-data", corpus / "train.bin", SMALL, "--steps 60 --lr 1e-2 --matmul-dtype bf16 --val-every 20"]
     options += ["--eval-choices 'words=grammar.bin other=random.bin'"]
     result = run_trainer(*options, "--out", whole, cwd=tmp_path).done()
     assert "step 60: words: accuracy " in result.out

@@ -1,9 +1,10 @@
-"""--gemm bf16 and fp8 in whole runs: losses, resumes and samples."""
+"""--matmul-dtype bf16 and fp8 in whole runs: losses, resumes and samples."""
 
 import re
+import shutil
 
 import pytest
-from program import WEIGHTS, all_records, checkpoint, differing, read_json, records, resume, run_trainer, train
+from program import WEIGHTS, all_records, checkpoint, differing, read_json, records, resume, run_trainer, seal, train
 
 ROUNDING = {"bf16": 2**-8, "fp8": 2**-3}  # of a gradient: the largest share of a number; E5M2 has two bits of mantissa
 STEPS = 20
@@ -13,47 +14,62 @@ STEPS = 20
 def exact(corpus, tmp_path_factory):
     """A run in fp32. Tests do not write there."""
     run = tmp_path_factory.mktemp("exact") / "run"
-    train(corpus, run, f"--steps {STEPS} --gemm fp32").done()
+    train(corpus, run, f"--steps {STEPS} --matmul-dtype fp32").done()
     return run
 
 
 @pytest.mark.parametrize(("gemm", "other"), [("bf16", "fp8"), ("fp8", "bf16")], ids=["bf16", "fp8"])
 def test_runs_of_types(corpus, exact, tmp_path, gemm, other):
-    """--gemm bf16 and fp8 train with losses close to fp32, and a resume is bitwise"""
+    """--matmul-dtype bf16 and fp8 train with losses close to fp32, and a resume is bitwise"""
     val_data = ["--val-data", corpus / "val.bin", "--val-steps 2"]
     run, stopped = tmp_path / "run", tmp_path / "stopped"
-    options = [*val_data, f"--steps {STEPS} --val-every {STEPS} --gemm {gemm}"]
+    options = [*val_data, f"--steps {STEPS} --val-every {STEPS} --matmul-dtype {gemm}"]
     train(corpus, run, *options).done()
     train(corpus, stopped, *options, "--stop-after 7").done()
-    assert "option --gemm:" not in resume(stopped, "--threads 2").done().out
+    assert "option --matmul-dtype:" not in resume(stopped, "--threads 2").done().out
     assert not differing(checkpoint(run, STEPS), checkpoint(stopped, STEPS), WEIGHTS)
 
     # rounded products change a run a little, from the first step on
     wanted, loss = (records(directory, "train")[-1]["loss"] for directory in (exact, run))
     assert loss != wanted and abs(loss - wanted) < 2 * ROUNDING[gemm] * wanted
     assert f"products of numbers rounded to {gemm}" in (run / "run.json").read_text()
-    assert read_json(run / "run.json")["options"]["gemm"] == gemm
+    assert read_json(run / "run.json")["options"]["matmul-dtype"] == gemm
 
     # --eval with the same type is the run's validation; with fp32 it is not
     validated = records(run, "val")[-1]["loss"]
     for evaluated in (gemm, "fp32"):
-        options = ["--eval --batch-size 4 --threads 2 --gemm", evaluated]
+        options = ["--eval --batch-size 4 --threads 2 --matmul-dtype", evaluated]
         result = run_trainer("--init", checkpoint(run, STEPS), *val_data, *options).done()
         found = float(re.search(r"validation loss (\S+)", result.out)[1])
         assert (abs(found - validated) < 1e-6 * validated) == (evaluated == gemm), evaluated
 
     # another type after a resume is printed and recorded
-    result = resume(run, f"--steps {STEPS + 2} --gemm", other).done()
-    assert f"option --gemm: {gemm} in the checkpoint, {other} now" in result.out
+    result = resume(run, f"--steps {STEPS + 2} --matmul-dtype", other).done()
+    assert f"option --matmul-dtype: {gemm} in the checkpoint, {other} now" in result.out
     changes = [change for record in all_records(run) for change in record.get("changed", [])]
-    assert {"name": "gemm", "old": gemm, "new": other} in changes
+    assert {"name": "matmul-dtype", "old": gemm, "new": other} in changes
+
+
+def test_earlier_names(corpus, tmp_path):
+    """a run that saved --matmul-dtype and --attention-kernel by their earlier names resumes with their values"""
+    run, old = tmp_path / "run", tmp_path / "old"
+    train(corpus, run, "--steps 6 --matmul-dtype bf16 --attention-kernel own --stop-after 3").done()
+    shutil.copytree(run, old)
+    for path in (old / "run.json", checkpoint(old, 3) / "trainer_state.json"):
+        seal(path, path.read_text().replace('"matmul-dtype"', '"gemm"').replace('"attention-kernel"', '"sdpa"'))
+    resume(run).done()
+    result = resume(old, "--attention-kernel auto").done()
+    assert re.findall("option --.*", result.out) == ["option --attention-kernel: own in the checkpoint, auto now"]
+    changed = [{"name": "attention-kernel", "old": "own", "new": "auto"}]
+    assert read_json(old / "run.json")["starts"][1]["changed"] == changed
+    assert not differing(checkpoint(run, 6), checkpoint(old, 6), WEIGHTS)
 
 
 def test_generation_of_types(exact):
     """--generate rounds nothing"""
-    init = ["--init", checkpoint(exact, STEPS), "--generate 60 --seed 4 --gemm"]
+    init = ["--init", checkpoint(exact, STEPS), "--generate 60 --seed 4 --matmul-dtype"]
     texts = [
-        [line for line in run_trainer(*init, gemm).done().out.splitlines() if not line.startswith("--gemm")]
+        [line for line in run_trainer(*init, gemm).done().out.splitlines() if not line.startswith("--matmul-dtype")]
         for gemm in ("fp32", "fp8")
     ]
     assert len("\n".join(texts[0])) > 20 and texts[0] == texts[1]

@@ -251,7 +251,7 @@ def test_validation_token_of_one_rank(short):
 @pytest.mark.full
 def test_nan(short):
     """all ranks skip an update if a gradient of one rank is NaN"""
-    for name, options in [*((f"zero{zero}", f"--zero {zero}") for zero in range(4)), ("fp8", "--gemm fp8")]:
+    for name, options in [*((f"zero{zero}", f"--zero {zero}") for zero in range(4)), ("fp8", "--matmul-dtype fp8")]:
         common = "--steps 8 --batch-size 2 --check-ranks-every 1"
         result = train_ranks(short / name, 3, common, options, FAULT="nan:2:4")
         assert "not finite" in result.one_line(DONE, "step 4:").err
@@ -326,7 +326,7 @@ def test_rollback_of_pieces(short):
     # The update of step 8 is reverted, although no rank has all parameters: the losses that follow are those of
     # --zero 2.
     for zero in (2, 3):
-        options = f"--steps 12 --batch-size 2 --checkpoint-every 3 --rollback 2:4 --gemm bf16 --zero {zero}"
+        options = f"--steps 12 --batch-size 2 --checkpoint-every 3 --rollback 2:4 --matmul-dtype bf16 --zero {zero}"
         result = train_ranks(short / f"zero{zero}", 3, options, FAULT="nan:0:7,nan:0:9")
         assert result.status == FAILED and "back to the checkpoint of step 6" in result.err, result
     losses = [re.findall(r'"loss": *[\d.]*', (short / f"zero{zero}/log.jsonl").read_text()) for zero in (2, 3)]

@@ -81,9 +81,9 @@ def test_router_bias(short):
 @pytest.mark.parametrize(
     ("total_batch", "model"),
     [
-        (96, "--gemm bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"),
-        (192, "--gemm fp32 --attention diff_v1"),
-        (192, "--gemm fp8 --recompute 1 --attention diff_v2_gated_head --no-tie-embeddings"),
+        (96, "--matmul-dtype bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"),
+        (192, "--matmul-dtype fp32 --attention diff_v1"),
+        (192, "--matmul-dtype fp8 --recompute 1 --attention diff_v2_gated_head --no-tie-embeddings"),
         (96, f"--dense-layers 1 --shared-experts 1 --router-bias --recompute 2 --attention sink {EXPERTS}"),
     ],
     ids=["diff_grouped_2 with YOCO in bf16", "diff_v1 in fp32", "diff_v2_gated_head in fp8", "sink with experts"],
@@ -158,7 +158,7 @@ def test_micro_batches_in_fp8(short):
     # Scales in fp8 are those of a micro-batch. With micro-batches of one size the sums differ from those of one rank
     # in their order alone. With other micro-batches numbers are rounded differently.
     for name, ranks, batch_size, zero in [("one", 1, 2, 0), ("two", 2, 2, 0), ("three", 3, 2, 2), ("other", 1, 4, 0)]:
-        options = f"--steps 6 --total-batch 192 --gemm fp8 --batch-size {batch_size} --zero {zero}"
+        options = f"--steps 6 --total-batch 192 --matmul-dtype fp8 --batch-size {batch_size} --zero {zero}"
         train_ranks(short / name, ranks, options).done()
     expect_losses(short / "one", short / "two")
     expect_losses(short / "one", short / "three")
@@ -286,8 +286,8 @@ def test_late_layers(short, gemm):
     # With --zero 3, which has no samples, only the computation of a layer waits for its parameters, and it must not
     # fetch those of another layer into the same place before it ends.
     options = (
-        f"--steps 4 --batch-size 2 --total-batch 192 --gemm {gemm} --val-data train.bin --val-steps 4 --val-every 3 "
-        "--checkpoint-every 2 --zero 3 --check-ranks-every 4 --no-tie-embeddings"
+        f"--steps 4 --batch-size 2 --total-batch 192 --matmul-dtype {gemm} --val-data train.bin --val-steps 4 "
+        "--val-every 3 --checkpoint-every 2 --zero 3 --check-ranks-every 4 --no-tie-embeddings"
     )
     train_ranks(short / "early", 3, options, EARLY="1").done()
     train_ranks(short / "late", 3, options, LATE="4").done()

@@ -18,7 +18,7 @@ def log_without_speed(run):
 
 @pytest.mark.parametrize(
     ("attention", "options"),
-    [("diff_v2", ""), ("diff_v1", ""), ("diff_v2_gated_head", "--qk-norm --gemm fp8")],
+    [("diff_v2", ""), ("diff_v1", ""), ("diff_v2_gated_head", "--qk-norm --matmul-dtype fp8")],
     ids=["diff_v2", "diff_v1", "diff_v2_gated_head in fp8"],
 )
 @pytest.mark.full(cases_from=1)

@@ -187,7 +187,7 @@ TRIAL = "--minutes 0.001 --batch-size 2 --val-data train.bin --val-every 8"  # 6
     ("ranks", "options"),
     [
         (1, f"{EXPERTS} --router-bias --optimizer muon --sample-every 10 --stats-every 6 --init start"),
-        (2, "--zero 3 --gemm bf16 --checkpoint-every 10"),
+        (2, "--zero 3 --matmul-dtype bf16 --checkpoint-every 10"),
     ],
 )
 def test_minutes(short, ranks, options):

@@ -168,7 +168,7 @@ def test_precision(copies, tmp_path):
     """an outlier in the input of a product, which takes the range of FP8 from the other numbers, is named"""
     # Only token 31 has a channel 0. It is large after the norm, and columns of zeros make it harmless.
     directory, tokens = copies
-    plant(directory, "--gemm fp8 --out", tmp_path / "first", "--stop-after 100").done()
+    plant(directory, "--matmul-dtype fp8 --out", tmp_path / "first", "--stop-after 100").done()
     init = checkpoint(tmp_path / "first", 100)
     layer, channel = "model.layers.0.", np.s_[:, 0]
     parts = [("model.embed_tokens.weight", *part) for part in ((channel, 0), (31, np.eye(32)[0]))]
@@ -179,9 +179,9 @@ def test_precision(copies, tmp_path):
     first = first_token(tmp_path / "where")
     write_shard(tmp_path / "train.bin", [*tokens[: first + 5], 31, *tokens[first + 6 :]])
     still = MODEL.replace("--lr 1e-2", "--lr 1e-8")
-    data = ["--init", init, "--train-data", tmp_path / "train.bin", still, "--gemm fp8 --out", tmp_path / "run"]
+    data = ["--init", init, "--train-data", tmp_path / "train.bin", still, "--matmul-dtype fp8 --out", tmp_path / "run"]
     run_trainer(*data, "--stop-after 36").done()
-    words = "the precision of the products, --gemm fp8: in bf16 and fp32 there is no spike"
+    words = "the precision of the products, --matmul-dtype fp8: in bf16 and fp32 there is no spike"
     result = expect_cause(tmp_path / "run", words)
     assert f"it occurs with the data of step 30: window 2, {tmp_path}/train.bin, tokens {first} to" in result.out
 

@@ -158,7 +158,7 @@ static inline void attention_run_cudnn(const AttentionPlan *p, int part, const A
         attention_write_tables(t, workspace + p->plan_bytes + p->scratch_bytes, &a, d->list, c->first, d->count,
                                (size_t)s.NQ * s.T, c->row, in_scratch);
     CHECK(cudnn_attention_run(p->cudnn[p->backward ? part : 0], t, workspace, main_stream, why, sizeof(why)),
-          "attention's %s of %d %s of %d, %d and %d heads of width %d and %d: %s; --sdpa own avoids cuDNN",
+          "attention's %s of %d %s of %d, %d and %d heads of width %d and %d: %s; --attention-kernel own avoids cuDNN",
           p->backward ? "backward" : "forward", a.B, p->documents ? "documents" : "sequences", a.T, a.NQ, a.NKV, a.D,
           a.DV, why);
 }

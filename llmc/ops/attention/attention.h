@@ -106,7 +106,7 @@ static inline AttentionBlock attention_block(const AttentionWorkspace *a, bool b
 
 // On the CPU there is no library, and all sums have a fixed order.
 static inline void attention_configure(AttentionOptions use) {
-    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave out --sdpa, or use train_diffv2cu");
+    CHECK(!use.cudnn, "--attention-kernel cudnn requires a GPU: omit the option, or use train_diffv2cu");
 }
 static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {

@@ -1,5 +1,5 @@
 /*
-attention_choice.h: the measured times of attention by cuDNN and by the built-in kernels, by which --sdpa auto chooses.
+attention_choice.h: measured times of attention by cuDNN and the built-in kernels, for --attention-kernel auto.
 
   rows        dev/gpu_check/attention_choice.py writes them from the results of dev/gpu_check.sh (part `attention`):
               full causal attention of a layer, both kernels in turns in one run

@@ -203,7 +203,7 @@ static inline bool attention_refused(AttentionPlan *p) {
     char measured[ATTENTION_WHY];
     FORMAT(measured, "%.2f times as fast as cuDNN on this GPU", attention_speed(s, p->signals, p->backward));
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
-    if (attention_state.options.builtin) return attention_refuse(p, "--sdpa own", NULL);
+    if (attention_state.options.builtin) return attention_refuse(p, "--attention-kernel own", NULL);
     if (sizeof(floatX) != 2) return attention_refuse(p, "an fp32 build; cuDNN supports bf16", NULL);
     if (!CUDNN_ATTENTION)
         return attention_refuse(p, "this build has no cuDNN",
@@ -270,7 +270,7 @@ static inline void attention_choose(AttentionPlan *p) {
     else if (!attention_try_cudnn(p)) p->remedy = attention_remedy(p);
     else supported = attention_passes(p);
     CHECK(supported || !attention_state.options.cudnn,
-          "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave out --sdpa to use the built-in kernel",
+          "--attention-kernel cudnn: %s of %d heads of width %d and %d: %s; omit the option to use the built-in kernel",
           p->backward ? "backward" : "forward", s.NQ, s.D, s.DV, p->why);
 }
 

@@ -25,7 +25,7 @@ static inline void attention_append_layers(char *text, const AttentionPlan *p) {
 // Why cuDNN computes a shape.
 static inline void attention_append_choice(char *text, const AttentionPlan *p) {
     double speed = attention_speed(p->shape, p->signals, p->backward);
-    if (attention_state.options.cudnn) attention_append(text, " (--sdpa cudnn)");
+    if (attention_state.options.cudnn) attention_append(text, " (--attention-kernel cudnn)");
     else if (speed == 0) attention_append(text, " (the default, not measured on this GPU)");
     else attention_append(text, " (%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
 }
@@ -145,8 +145,8 @@ static inline bool attention_warn_refused(char *text, AttentionPlan *first) {
         attention_append_layers(text, first);
     }
     attention_append(text,
-                     " is computed by the built-in kernel, %s: %s; %s; --sdpa own requests the built-in kernel without "
-                     "this warning",
+                     " is computed by the built-in kernel, %s: %s; %s; --attention-kernel own requests the "
+                     "built-in kernel without this warning",
                      attention_mma_fits(first->shape) ? "on tensor cores, but perhaps slower"
                                                       : "without tensor cores and several times slower",
                      first->why, first->remedy);

@@ -1,5 +1,5 @@
 /*
-linear.cuh: a linear layer without bias whose operands are rounded as --gemm says. Equations in linear.h.
+linear.cuh: a linear layer without bias whose operands are rounded as --matmul-dtype says. Equations in linear.h.
 
   y = x8 w8^T,   dx = dy8 w8,   dweight = dy8^T x8, each times the scales of its operands
 

@@ -1,5 +1,5 @@
 /*
-linear.h: a linear layer without bias whose operands are rounded as --gemm says.
+linear.h: a linear layer without bias whose operands are rounded as --matmul-dtype says.
 
   forward   y = R(x) R(weight)^T
   backward  dx = R(dy) R(weight),   dweight = R(dy)^T R(x), or with add += R(dy)^T R(x)
@@ -26,7 +26,7 @@ static LinearStorage linear_storage; // how rounded numbers are stored
 
 static inline const char *linear_configure(GemmType type) {
     if (type != GEMM_FP32 && sizeof(real) != sizeof(float))
-        return "a build with REAL=double checks mathematics and rounds nothing; use --gemm fp32";
+        return "a build with REAL=double checks mathematics and rounds nothing; use --matmul-dtype fp32";
     linear_type = type;
     linear_storage = type != GEMM_FP32 && matmul_by_onednn && bf16_begin() ? STORE_BF16 : STORE_FP32;
     return NULL;
@@ -161,8 +161,8 @@ static inline Rounded peak_operand(real *m, int i) {
     return rounded_at(m + (size_t)i * PEAK_COUNT, PEAK_SIZE, PEAK_SIZE);
 }
 
-// m [3][PEAK_COUNT]: two operands of pseudorandom numbers between -1 and 1, rounded as --gemm says; the product. Zeros
-// would be multiplied faster: a library skips a product whose scale is 0, and power limits other numbers.
+// m [3][PEAK_COUNT]: two operands of pseudorandom numbers between -1 and 1, rounded as --matmul-dtype says; the
+// product. Not zeros: a library skips a product whose scale is 0, and power limits the speed of other numbers.
 static inline void peak_fill(real *m) {
     uint32_t state = 1;
     for (int i = 0; i < 2; i++) {

@@ -26,7 +26,7 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Choices and facts about the matrix library. The storage type determines the type of the operands; --gemm has an
+// Choices and facts about the matrix library. The storage type determines the type of the operands; --matmul-dtype has an
 // effect only with fp8 (linear.cuh).
 
 static const bool matmul_has_choice = false;

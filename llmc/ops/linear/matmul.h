@@ -102,5 +102,5 @@ static inline bool matmul_wants_wide_kernels(void) {
 #endif
 }
 
-static const bool matmul_has_choice = true; // --gemm chooses the type of the operands
+static const bool matmul_has_choice = true; // --matmul-dtype chooses the type of the operands
 static const bool matmul_in_bf16 = false;   // the build stores bf16

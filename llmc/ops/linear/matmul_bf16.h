@@ -1,5 +1,5 @@
 /*
-matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices with sums in fp32 (--gemm bf16, fp8).
+matmul_bf16.h: matrices rounded to bf16 or to FP8 (--matmul-dtype), and products of bf16 matrices with sums in fp32.
 
   bool bf16_begin(void)                   whether oneDNN multiplies bf16 on this CPU
   void bf16_round_matrix(...)             fp32 to bf16
@@ -194,7 +194,7 @@ static inline Bf16Product *bf16_product(MatmulShape s) {
     }
     Bf16Product *p = &bf16_state.products[bf16_state.made % BF16_PRODUCTS];
     if (bf16_state.made >= BF16_PRODUCTS) bf16_free(p);
-    CHECK(bf16_make(p, s), "oneDNN has no bf16 product %d x %d x %d on this CPU: train with --gemm fp32", s.M, s.N,
+    CHECK(bf16_make(p, s), "oneDNN has no bf16 product %d x %d x %d on this CPU: use --matmul-dtype fp32", s.M, s.N,
           s.K);
     bf16_state.made++;
     return p;
