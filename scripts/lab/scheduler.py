@@ -24,6 +24,8 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
+# by default mpirun refuses to run as root
+AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM") if os.geteuid() == 0}
 ALL = 10**6  # batches of an evaluation: all data
 
 
@@ -141,9 +143,7 @@ class Queue:
 
     def start(self, job, state, command):
         job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
-        environment = dict(os.environ)
-        if os.geteuid() == 0:  # by default mpirun refuses to run as root
-            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = os.environ | AS_ROOT
         job.signals, job.asked = [signal.SIGTERM, signal.SIGKILL], False
         if state == "training" and launcher_of(job.run):
             job.signals.insert(0, signal.SIGUSR1)

@@ -26,6 +26,7 @@ import python_environment
 from . import option_history, run_directory
 from .cli import Parser, fail
 from .run_directory import RunError
+from .scheduler import AS_ROOT
 
 np = python_environment.Later("numpy")
 BEFORE, SHOWN, INFINITE = 16, 60, 1e3
@@ -33,7 +34,7 @@ OFF = "--checkpoint-every 0 --checkpoint-minutes 0 --val-every 0 --sample-every 
 REPLACED = [word[2:] for word in OFF[::2]] + ["rollback"]  # options of a run that its replays do not take over
 REPEATED = ("--no-deterministic", "--no-memory-check")  # a resume does not adopt all of their effect
 OF_START = ("ranks", "threads", "environment")  # that change numbers, besides the options
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -n"  # cores bound to a rank would limit its threads
+MPIRUN = "mpirun --oversubscribe --bind-to none -n"  # cores bound to a rank would limit its threads
 COLORS = {"removes": "green", "reduces": "orange", "keeps": "silver"}  # of each verdict
 LEGEND = "black: the log; green: removes the spike; orange: reduces it; grey: keeps it"
 
@@ -140,7 +141,7 @@ class Search:
         command += {word.split("=")[0]: word for word in [*self.words, *options]}.values()
         changed = f"{self.changes} {changes}".strip()
         command += ["--change", changed] if changed else []
-        environment = {**os.environ, **self.start.get("environment", {})}
+        environment = {**os.environ, **AS_ROOT, **self.start.get("environment", {})}
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
         records = run_directory.read_log(directory / "log.jsonl")
         losses = numbers_of(records)
