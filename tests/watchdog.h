@@ -164,6 +164,10 @@ static void test_start_temporary_file(void) {
     group_expect(&c, group_start(&c, 1, "one", NULL, 0), "one", 1, "has not written");
     CHECK(symlink("start", test_text("%s/start", path)) == 0, "%s", strerror(errno));
     group_expect(&c, group_start(&c, 1, "loop", NULL, 0), "loop", 1, "cannot open");
+    const char *file = test_text("%s/start", path);
+    CHECK(rename(test_text("%s/start.new", path), file) == 0, "%s", strerror(errno));
+    if (chown(file, 65534, 65534) != 0) test_skip("only root can make a file of another user");
+    else group_expect(&c, group_start(&c, 1, "two", NULL, 0), "two", 1, "/start is a file of another user");
     group_finish(&c);
 }
 

@@ -20,9 +20,9 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
   MPI       Rank 0 draws a random identity and broadcasts the path; the roots broadcast their data. Without --rendezvous
             and --out the directory is in TMPDIR or /tmp, which serves one machine.
   srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Each other
-            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait.
-            Files have mode 0600 and appear complete, by a rename. Before they look for a file,
-            ranks open its parent, so that a network file system asks the server. (llm.c waits for such a file, too.)
+            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait. Files
+            have mode 0600 and appear complete, by a rename; a file of another user is refused. Before they look for a
+            file, ranks open its parent, so that a network file system asks its server.
 */
 // clang-format on
 #pragma once
@@ -222,7 +222,8 @@ static inline Launch launch_by_slurm(int launched) {
 static inline int launch_open(const char *file, int flags, const CommStart *start, int writer) {
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
     int fd;
-    while ((fd = open(file, flags | O_CLOEXEC, 0600)) < 0) {
+    struct stat st;
+    while ((fd = open(file, flags | O_CLOEXEC | O_NOFOLLOW, 0600)) < 0) {
         // ESTALE: replaced meanwhile, on NFS
         CHECK(errno == ENOENT || errno == ESTALE, "cannot open %s: %s", file, strerror(errno));
         DIR *parent = opendir(start->directory);
@@ -234,6 +235,10 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
             comm.rank, watch.own.host, writer, file, limit);
         usleep(50000);
     }
+    CHECK(fstat(fd, &st) == 0 && st.st_uid == geteuid(),
+          "rank %d on %s: %s is a file of another user: start all ranks as one user, or select another directory with "
+          "--rendezvous",
+          comm.rank, watch.own.host, file);
     return fd;
 }
 
