@@ -171,8 +171,8 @@ static inline bool checkpointer_roll_back(Checkpointer *c) {
     progress_break();
     warn("step %" PRId64 ": %" PRId64 " spikes or skipped updates since step %" PRId64
          ": back to the checkpoint of step %" PRId64 ", training continues with the data that follow (window %" PRIu64
-         ")",
-         from, s->rollback.count, first_bad, s->step, s->next_window);
+         "); a resume from this checkpoint drops steps %" PRId64 " to %" PRId64 " of log.jsonl",
+         from, s->rollback.count, first_bad, s->step, s->next_window, s->step + 1, from);
     params_changed(c->model);
     checkpointer_save(c, false);
     return true;

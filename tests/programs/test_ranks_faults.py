@@ -304,7 +304,7 @@ def test_rollback_skips_data(short):
         result = train_ranks(run, ranks, ROLLBACK, FAULT="nan:0:7,nan:0:8")
         # the fault depends on the step, so it occurs twice more; the third time the run gives up
         assert result.status == FAILED and "does not help" in result.err, result
-        back = "back to the checkpoint of step 6, training continues with the data that follow (window 48)"
+        back = "data that follow (window 48); a resume from this checkpoint drops steps 7 to 8 of log.jsonl"
         assert back in result.err and result.out.count("checkpoint of step 6 written") == 4  # once after each
         # without the fault: continues from step 6, with the data after the last bad step
         assert "training from step 6" in resume_ranks(run, ranks).done().out
