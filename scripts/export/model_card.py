@@ -4,6 +4,7 @@ omitted; the license has a placeholder, since no file states one.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 LICENSE = "to be stated by the publisher"
@@ -83,13 +84,13 @@ def rows(checkpoint, config, separator):
 
 
 def commands(checkpoint):
-    """The command of each start before the checkpoint, without the directories of absolute paths."""
+    """The command of each start before the checkpoint, for a shell, without the directories of absolute paths."""
     run, state = (
         read_json(p) for p in (checkpoint.resolve().parent.parent / "run.json", checkpoint / "trainer_state.json")
     )
     for start in run.get("starts", []) if state else []:
         if start["step"] < state["step"]:
-            yield "    " + " ".join(Path(a).name if a.startswith("/") else a for a in start["command_line"])
+            yield "    " + shlex.join(Path(a).name if a.startswith("/") else a for a in start["command_line"])
 
 
 def model_card(checkpoint, config, separator, bos):
