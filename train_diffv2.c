@@ -61,19 +61,19 @@ static void model_free(Model *model, bool owns_params) {
 // Forward
 
 static void qk_norm_forward(Model *model, int l, int N) {
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    int ld = d->fused_ld, kept_ld = d->rope_heads * d->QD;
+    const LayerActivations *layer = &model->acts.layers[l];
+    int QD = dims->QD, ld = dims->fused_ld, kept_ld = dims->rope_heads * QD;
     real eps = (real)model->plan.config.rms_norm_eps;
-    if (p->q_norm) head_norm_forward(a->q, a->qk, p->q_norm, N, d->NQ, d->QD, ld, kept_ld, eps);
-    if (p->k_norm) head_norm_forward(a->k, a->k_kept, p->k_norm, N, d->NK, d->QD, ld, kept_ld, eps);
+    if (p->q_norm) head_norm_forward(layer->q, layer->qk, p->q_norm, N, dims->NQ, QD, ld, kept_ld, eps);
+    if (p->k_norm) head_norm_forward(layer->k, layer->k_kept, p->k_norm, N, dims->NK, QD, ld, kept_ld, eps);
 }
 
 // heads, lse = attention(q, k, v) of every query head, for each set of keys
-static void heads_forward(Model *model, int l, Rows r) {
+static void heads_forward(Model *model, int l, Rows rows) {
     for (int set = 0; set < model->plan.config.attention->key_sets; set++) {
-        AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, set, r.B, r.T, 0);
+        AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, set, rows.B, rows.T, 0);
         if (t.shape.sparse.blocks) sparse_attention_forward(t.out, t.lse, t.q, t.k, t.v, NULL, 0, t.shape);
         else attention_forward(t.out, t.lse, t.q, t.k, t.v, t.shape);
     }
@@ -82,13 +82,13 @@ static void heads_forward(Model *model, int l, Rows r) {
 // Writes lambda, the factor of the noise head, for each row and head, unless the variant projects it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     const LayerTensors *p = &model->layers[l];
-    floatX *rows = model->acts.layers[l].lambda;
+    floatX *lambda = model->acts.layers[l].lambda;
     size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
-    case LAMBDA_ONE: fill_forward(rows, 1, count); break;
-    case LAMBDA_LAYER: lambda_learned_forward(rows, p->lambda, count); break;
+    case LAMBDA_ONE: fill_forward(lambda, 1, count); break;
+    case LAMBDA_LAYER: lambda_learned_forward(lambda, p->lambda, count); break;
     case LAMBDA_EXP:
-        lambda_exp_forward(rows, p->lambda_q1, p->lambda_k1, p->lambda_q2, p->lambda_k2, model->plan.config.D,
+        lambda_exp_forward(lambda, p->lambda_q1, p->lambda_k1, p->lambda_q2, p->lambda_k2, model->plan.config.D,
                            (real)lambda_init(l), count);
         break;
     default: break;
@@ -96,118 +96,123 @@ static void lambda_forward(Model *model, int l, int N) {
 }
 
 // combined = signal heads - s(lambda) * noise heads of attention; in variants without noise heads, all heads
-static void combined_forward(Model *model, int l, Rows r) {
+static void combined_forward(Model *model, int l, Rows rows) {
     const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = plan_dims(&model->plan, l);
-    const LayerActivations *a = &model->acts.layers[l];
-    AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, 0, r.B, r.T, 0);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
+    const LayerActivations *layer = &model->acts.layers[l];
+    AttentionTensors t = attention_tensors(&model->plan, &model->acts, l, 0, rows.B, rows.T, 0);
     bool pairs = model->plan.diff_attention;
-    if (model->plan.purpose == FOR_GENERATION) cached_attention_forward(&model->plan, &model->acts, l, r);
+    if (model->plan.purpose == FOR_GENERATION) cached_attention_forward(&model->plan, &model->acts, l, rows);
     else {
-        key_blocks_complete(&model->plan, &model->acts, l, a->kv, 0, r.T, r);
-        key_blocks_select(&model->plan, &model->acts, l, r);
-        if (!pairs) heads_forward(model, l, r);
+        key_blocks_complete(&model->plan, &model->acts, l, layer->kv, 0, rows.T, rows);
+        key_blocks_select(&model->plan, &model->acts, l, rows);
+        if (!pairs) heads_forward(model, l, rows);
     }
-    if (variant->sink) sink_forward(a->heads, a->lse, model->layers[l].sinks, r.B, r.T, d->NQ, d->DV);
+    if (variant->sink)
+        sink_forward(layer->heads, layer->lse, model->layers[l].sinks, rows.B, rows.T, dims->NQ, dims->DV);
     if (pairs && t.shape.sparse.blocks)
-        sparse_diff_attention_forward(a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape,
-                                      variant->factor);
+        sparse_diff_attention_forward(layer->combined, t.out, t.lse, t.q, t.k, t.v, layer->lambda, dims->lambda_ld,
+                                      t.shape, variant->factor);
     else if (pairs)
-        diff_attention_forward(a->combined, t.out, t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape,
+        diff_attention_forward(layer->combined, t.out, t.lse, t.q, t.k, t.v, layer->lambda, dims->lambda_ld, t.shape,
                                variant->factor);
-    else if (d->groups.noise)
-        diff_combine_forward(a->combined, a->heads, a->lambda, r.B * r.T, d->OH, d->DV, d->lambda_ld, d->groups,
-                             variant->factor);
+    else if (dims->groups.noise)
+        diff_combine_forward(layer->combined, layer->heads, layer->lambda, rows.B * rows.T, dims->OH, dims->DV,
+                             dims->lambda_ld, dims->groups, variant->factor);
 }
 
 // Applies the norm before o_proj, if the variant has one.
 static void subnorm_forward(Model *model, int l, int N) {
-    const AttentionDims *d = &model->plan.dims;
-    const LayerActivations *a = &model->acts.layers[l];
+    const AttentionDims *dims = &model->plan.dims;
+    const LayerActivations *layer = &model->acts.layers[l];
     const AttentionVariant *variant = model->plan.config.attention;
     double eps = variant->norm == NORM_HEAD ? HEAD_NORM_EPS : model->plan.config.rms_norm_eps;
-    if (d->norm_count)
-        rmsnorm_forward(activation(a->normed, NULL), a->rstd_sub, a->combined.data, model->layers[l].subln,
-                        N * d->norm_count, d->norm_width, (real)eps);
-    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
+    if (dims->norm_count)
+        rmsnorm_forward(activation(layer->normed, NULL), layer->rstd_sub, layer->combined.data, model->layers[l].subln,
+                        N * dims->norm_count, dims->norm_width, (real)eps);
+    if (variant->norm == NORM_HEAD)
+        scale_inplace(layer->normed, (real)(1 - lambda_init(l)), (size_t)N * (dims->OH * dims->DV));
 }
 
 // The attention half of a block reads norm1, the norm of its input x, and writes x_mid and norm2. Traits of the variant
 // select the operations; the output of an omitted operation is the same memory as its input.
-static void block_forward_attention(Model *model, int l, Rows r) {
-    const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = plan_dims(&model->plan, l);
+static void block_forward_attention(Model *model, int l, Rows rows) {
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    floatX *branch = model->acts.branch;
-    int N = r.B * r.T, ld = d->fused_ld, width = d->OH * d->DV;
-    linear_forward(a->fused, a->norm1, &p->qkvg, N);
+    const LayerActivations *layer = &model->acts.layers[l];
+    const Activations *acts = &model->acts;
+    real eps = (real)model->plan.config.rms_norm_eps;
+    int B = rows.B, T = rows.T, N = B * T, C = model->plan.config.C, ld = dims->fused_ld, width = dims->OH * dims->DV;
+    linear_forward(layer->fused, layer->norm1, &p->qkvg, N);
     qk_norm_forward(model, l, N);
-    rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, d->QD, model->acts.first);
+    rope_forward(layer->fused, acts->rope, B, T, dims->rope_heads, dims->QD, ld, dims->QD, acts->first);
     lambda_forward(model, l, N);
-    combined_forward(model, l, r);
+    combined_forward(model, l, rows);
     subnorm_forward(model, l, N);
-    if (d->gate_width) gate_forward(a->attn_out, a->normed, a->gate, N, d->OH, d->DV, ld, d->gate_width);
-    else if (!a->combined.max) absmax_update(a->attn_out, N, width, width);
-    linear_forward(branch, a->attn_out, &p->o, N);
-    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, a->x, branch, p->norm2, N, c->C, (real)c->rms_norm_eps);
+    if (dims->gate_width)
+        gate_forward(layer->attn_out, layer->normed, layer->gate, N, dims->OH, dims->DV, ld, dims->gate_width);
+    else if (!layer->combined.max) absmax_update(layer->attn_out, N, width, width);
+    linear_forward(acts->branch, layer->attn_out, &p->o, N);
+    residual_rmsnorm_forward(layer->x_mid, layer->norm2, layer->rstd2, layer->x, acts->branch, p->norm2, N, C, eps);
 }
 
 // A block reads the residual stream x and its norm, norm1, and writes x_out and the norm that follows the block.
-static void block_forward(Model *model, int l, Rows r) {
+static void block_forward(Model *model, int l, Rows rows) {
     const ModelConfig *c = &model->plan.config;
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
+    const LayerActivations *layer = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = r.B * r.T;
-    block_forward_attention(model, l, r);
-    mlp_forward(branch, a->norm2, p->mlp, N);
+    int N = rows.B * rows.T;
+    block_forward_attention(model, l, rows);
+    mlp_forward(branch, layer->norm2, p->mlp, N);
     layer_params(&model->state, l + 1);
-    residual_rmsnorm_forward(a->x_out, a->norm_next, a->rstd_next, a->x_mid, branch, p->norm_next, N, c->C,
-                             (real)c->rms_norm_eps);
+    residual_rmsnorm_forward(layer->x_out, layer->norm_next, layer->rstd_next, layer->x_mid, branch, p->norm_next, N,
+                             c->C, (real)c->rms_norm_eps);
 }
 
 // YOCO: computes the keys and values that the upper half of the layers reads from the output of the lower half.
-static void yoco_forward(Model *model, Rows r) {
+static void yoco_forward(Model *model, Rows rows) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = &model->plan.cross_dims;
-    Activations *a = &model->acts;
-    int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l), heads_width = d->NK * d->QD;
+    const AttentionDims *dims = &model->plan.cross_dims;
+    Activations *acts = &model->acts;
+    int l = yoco_layer(c), N = rows.B * rows.T, capacity = cache_capacity(&model->plan, l),
+        heads_width = dims->NK * dims->QD;
     const LayerTensors *p = &model->layers[l];
     real eps = (real)c->rms_norm_eps;
-    rmsnorm_forward(a->kv_norm, a->kv_rstd, a->layers[l].x, p->kv_norm, N, c->C, eps);
-    linear_forward(a->kv, a->kv_norm, &p->kv, N);
-    if (p->kv_k_norm) head_norm_forward(a->kv, a->kv_kept, p->kv_k_norm, N, d->NK, d->QD, d->kv_ld, heads_width, eps);
-    rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, d->QD, a->first);
+    rmsnorm_forward(acts->kv_norm, acts->kv_rstd, acts->layers[l].x, p->kv_norm, N, c->C, eps);
+    linear_forward(acts->kv, acts->kv_norm, &p->kv, N);
+    if (p->kv_k_norm)
+        head_norm_forward(acts->kv, acts->kv_kept, p->kv_k_norm, N, dims->NK, dims->QD, dims->kv_ld, heads_width, eps);
+    rope_forward(acts->kv, acts->rope, rows.B, rows.T, dims->NK, dims->QD, dims->kv_ld, dims->QD, acts->first);
     if (model->plan.purpose != FOR_GENERATION) return;
-    floatX *cache = a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows;
-    cache_store(cache, a->kv, a->first, r.B, r.T, capacity, d->kv_rows, d->kv_ld);
-    key_blocks_complete(&model->plan, a, l, cache, 0, capacity, r);
+    floatX *cache = acts->layers[l].kv + (size_t)rows.sequence * capacity * dims->kv_rows;
+    cache_store(cache, acts->kv, acts->first, rows.B, rows.T, capacity, dims->kv_rows, dims->kv_ld);
+    key_blocks_complete(&model->plan, acts, l, cache, 0, capacity, rows);
 }
 
 // Computes the embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.
-static void model_forward_embedding(void *data, int N) {
-    Model *model = (Model *)data;
-    ModelState *s = &model->state;
-    Activations *a = &model->acts;
+static void model_forward_embedding(void *opaque, int N) {
+    Model *model = (Model *)opaque;
+    ModelState *state = &model->state;
+    Activations *acts = &model->acts;
     const ModelConfig *c = &model->plan.config;
-    activations_begin(a, &model->plan);
-    forward_begin(s);
-    layer_params(s, -1);
-    embedding_forward(a->embedded, a->inputs, param(s, T_EMBED, 0), N, c->C);
-    layer_params(s, 0);
-    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, model->layers[0].norm1, N, c->C,
+    activations_begin(acts, &model->plan);
+    forward_begin(state);
+    layer_params(state, -1);
+    embedding_forward(acts->embedded, acts->inputs, param(state, T_EMBED, 0), N, c->C);
+    layer_params(state, 0);
+    rmsnorm_forward(acts->layers[0].norm1, acts->layers[0].rstd1, acts->embedded, model->layers[0].norm1, N, c->C,
                     (real)c->rms_norm_eps);
 }
 
 // Runs layers from .. to-1, and computes YOCO's keys and values after its lower half. Calls visit after each layer,
 // unless it is NULL.
-static void model_forward_layers(void *data, int from, int to, Rows r, LayerVisit visit, void *visitor) {
-    Model *model = (Model *)data;
+static void model_forward_layers(void *opaque, int from, int to, Rows rows, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)opaque;
     for (int l = from; l < to; l++) {
         layer_params(&model->state, l);
-        block_forward(model, l, r);
-        if (l + 1 == yoco_layer(&model->plan.config)) yoco_forward(model, r);
+        block_forward(model, l, rows);
+        if (l + 1 == yoco_layer(&model->plan.config)) yoco_forward(model, rows);
         layer_done(&model->state, l, 1);
         if (visit) visit(visitor, l);
     }
@@ -217,9 +222,9 @@ static void model_forward_layers(void *data, int from, int to, Rows r, LayerVisi
 // available. Measurements may run more and shorter sequences than the plan.
 static void model_forward(Model *model, int B, int T, LayerVisit visit, void *visitor) {
     assert(B * T <= model->plan.rows && T <= model->plan.config.T && model->plan.purpose != FOR_GENERATION);
-    Rows r = {B, T, 0, 0};
+    Rows rows = {B, T, 0, 0};
     model_forward_embedding(model, B * T);
-    model_forward_layers(model, 0, model->plan.config.L, r, visit, visitor);
+    model_forward_layers(model, 0, model->plan.config.L, rows, visit, visitor);
 }
 
 // Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss is the weight of one row in the minimized
@@ -227,16 +232,16 @@ static void model_forward(Model *model, int B, int T, LayerVisit visit, void *vi
 // include --z-loss.
 static void model_classify(Model *model, int N, real dloss) {
     const ModelPlan *plan = &model->plan;
-    Activations *a = &model->acts;
+    Activations *acts = &model->acts;
     for (int n = 0; n < N; n += plan->logit_rows) {
-        int rows = min_int(plan->logit_rows, N - n);
+        int count = min_int(plan->logit_rows, N - n);
         size_t at = (size_t)n * plan->config.C;
-        Activation rows_in = activation(a->norm_final + at, NULL);
-        linear_forward(a->logits, rows_in, &model->head, rows);
-        cross_entropy(a->losses + n, a->log_z + n, a->logits, a->targets + n, rows, plan->config.V, plan->Vp, dloss,
-                      model->z_loss);
+        Activation input = activation(acts->norm_final + at, NULL);
+        linear_forward(acts->logits, input, &model->head, count);
+        cross_entropy(acts->losses + n, acts->log_z + n, acts->logits, acts->targets + n, count, plan->config.V,
+                      plan->Vp, dloss, model->z_loss);
         if (dloss != 0)
-            linear_backward(a->dnorm + at, activation(a->logits, NULL), rows_in, &model->head, rows,
+            linear_backward(acts->dnorm + at, activation(acts->logits, NULL), input, &model->head, count,
                             n > 0 || grads_add(&model->state));
     }
 }
@@ -246,25 +251,27 @@ static void model_classify(Model *model, int N, real dloss) {
 
 // q, k = head_norm(q, k); the gradients of q and k are replaced in place
 static void qk_norm_backward(Model *model, int l, int N) {
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    int ld = d->fused_ld, kept_ld = d->rope_heads * d->QD;
+    const LayerActivations *layer = &model->acts.layers[l];
+    int QD = dims->QD, ld = dims->fused_ld, kept_ld = dims->rope_heads * QD;
     real eps = (real)model->plan.config.rms_norm_eps;
-    if (p->q_norm) head_norm_backward(a->dfused.data, p->dq_norm, a->qk, p->q_norm, N, d->NQ, d->QD, ld, kept_ld, eps);
-    if (p->k_norm) head_norm_backward(a->dk, p->dk_norm, a->k_kept, p->k_norm, N, d->NK, d->QD, ld, kept_ld, eps);
+    if (p->q_norm)
+        head_norm_backward(layer->dfused.data, p->dq_norm, layer->qk, p->q_norm, N, dims->NQ, QD, ld, kept_ld, eps);
+    if (p->k_norm)
+        head_norm_backward(layer->dk, p->dk_norm, layer->k_kept, p->k_norm, N, dims->NK, QD, ld, kept_ld, eps);
 }
 
 static void lambda_backward(Model *model, int l, int N) {
     const LayerTensors *p = &model->layers[l];
-    const floatX *drows = model->acts.layers[l].dlambda;
+    const floatX *dlambda = model->acts.layers[l].dlambda;
     size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
     // lambda = the learned number of the layer
-    case LAMBDA_LAYER: lambda_learned_backward(p->dlambda, drows, count); break;
+    case LAMBDA_LAYER: lambda_learned_backward(p->dlambda, dlambda, count); break;
     // lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
-        lambda_exp_backward(p->dlambda_q1, p->dlambda_k1, p->dlambda_q2, p->dlambda_k2, drows, p->lambda_q1,
+        lambda_exp_backward(p->dlambda_q1, p->dlambda_k1, p->dlambda_q2, p->dlambda_k2, dlambda, p->lambda_q1,
                             p->lambda_k1, p->lambda_q2, p->lambda_k2, model->plan.config.D, count);
         break;
     default: break; // constant, or columns of the fused rows
@@ -274,27 +281,27 @@ static void lambda_backward(Model *model, int l, int N) {
 // Computes the gradients of queries, keys, values and lambda from dcombined.
 static void combined_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    Activations *g = &model->acts;
-    AttentionTensors t = attention_tensors(&model->plan, g, l, 0, B, T, 0);
+    const LayerActivations *layer = &model->acts.layers[l];
+    Activations *acts = &model->acts;
+    AttentionTensors t = attention_tensors(&model->plan, acts, l, 0, B, T, 0);
     bool sparse = t.shape.sparse.blocks > 0;
     if (model->plan.diff_attention) {
-        (sparse ? sparse_diff_attention_backward
-                : diff_attention_backward)(t.dq, t.dk, t.dv, a->dlambda, t.dout, g->dcombined, a->combined.data, t.out,
-                                           t.lse, t.q, t.k, t.v, a->lambda, d->lambda_ld, t.shape, variant->factor);
+        (sparse ? sparse_diff_attention_backward : diff_attention_backward)(
+            t.dq, t.dk, t.dv, layer->dlambda, t.dout, acts->dcombined, layer->combined.data, t.out, t.lse, t.q, t.k,
+            t.v, layer->lambda, dims->lambda_ld, t.shape, variant->factor);
         return;
     }
     // combined = signal head - s(lambda) * noise head
-    if (d->groups.noise)
-        diff_combine_backward(g->dheads, a->dlambda, g->dcombined, a->heads, a->lambda, B * T, d->OH, d->DV,
-                              d->lambda_ld, d->groups, variant->factor);
+    if (dims->groups.noise)
+        diff_combine_backward(acts->dheads, layer->dlambda, acts->dcombined, layer->heads, layer->lambda, B * T, dims->OH, dims->DV,
+                              dims->lambda_ld, dims->groups, variant->factor);
     // heads *= exp(lse) / (exp(lse) + exp(sink)); attention_backward reads the lse that includes the sink
-    if (variant->sink == SINK_OWN) sink_backward(p->dsinks, g->dheads, a->heads, a->lse, p->sinks, B, T, d->NQ, d->DV);
+    if (variant->sink == SINK_OWN) sink_backward(p->dsinks, acts->dheads, layer->heads, layer->lse, p->sinks, B, T, dims->NQ, dims->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
-        t = attention_tensors(&model->plan, g, l, set, B, T, 0);
+        t = attention_tensors(&model->plan, acts, l, set, B, T, 0);
         (sparse ? sparse_attention_backward : attention_backward)(t.dq, t.dk, t.dv, t.dout, t.out, t.lse, t.q, t.k, t.v,
                                                                   t.shape, set > 0);
     }
@@ -303,88 +310,89 @@ static void combined_backward(Model *model, int l, int B, int T) {
 // Computes the gradient of the fused rows before the rotation from dattn_out. YOCO's upper half also adds to dkv_sum.
 static void heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    Activations *g = &model->acts;
-    int N = B * T, ld = d->fused_ld;
+    const LayerActivations *layer = &model->acts.layers[l];
+    Activations *acts = &model->acts;
+    int N = B * T, ld = dims->fused_ld, OH = dims->OH, DV = dims->DV;
     // attn_out = normed * sigmoid(gate)
-    if (d->gate_width)
-        gate_backward(g->dnormed, a->dgate, g->dattn_out, a->normed, a->gate, N, d->OH, d->DV, ld, d->gate_width);
+    if (dims->gate_width)
+        gate_backward(acts->dnormed, layer->dgate, acts->dattn_out, layer->normed, layer->gate, N, OH, DV, ld,
+                      dims->gate_width);
     // normed = rmsnorm(combined), times 1 - lambda_init in DIFF V1
-    if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
-    if (d->norm_count)
-        rmsnorm_backward(activation(g->dcombined, NULL), p->dsubln, g->dnormed, a->combined.data, p->subln, a->rstd_sub,
-                         N * d->norm_count, d->norm_width, false);
+    if (variant->norm == NORM_HEAD) scale_inplace(acts->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (OH * DV));
+    if (dims->norm_count)
+        rmsnorm_backward(activation(acts->dcombined, NULL), p->dsubln, acts->dnormed, layer->combined.data, p->subln,
+                         layer->rstd_sub, N * dims->norm_count, dims->norm_width, false);
     // combined = signal heads - s(lambda) * noise heads; heads = attention(q, k, v)
     combined_backward(model, l, B, T);
     lambda_backward(model, l, N);
     // the layers of YOCO's upper half read the same keys and values
     if (layer_cross(&model->plan.config, l))
-        accumulate(g->dkv_sum, g->dkv.data, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
+        accumulate(acts->dkv_sum, acts->dkv.data, (size_t)N * dims->kv_ld, l < model->plan.config.L - 1);
 }
 
 // kv = rope(kv(rmsnorm(x))); dkv is the gradient of kv, summed over the upper half of the layers. Adds to acts.dx.
 static void yoco_backward(Model *model, int B, int T) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = &model->plan.cross_dims;
-    Activations *g = &model->acts;
-    int l = yoco_layer(c), N = B * T, heads_width = d->NK * d->QD;
+    const AttentionDims *dims = &model->plan.cross_dims;
+    Activations *acts = &model->acts;
+    int l = yoco_layer(c), N = B * T, heads_width = dims->NK * dims->QD;
     const LayerTensors *p = &model->layers[l];
     real eps = (real)c->rms_norm_eps;
-    rope_backward(g->dkv.data, g->rope, B, T, d->NK, d->QD, d->kv_ld, d->QD, NULL);
+    rope_backward(acts->dkv.data, acts->rope, B, T, dims->NK, dims->QD, dims->kv_ld, dims->QD, NULL);
     if (p->kv_k_norm)
-        head_norm_backward(g->dkv.data, p->dkv_k_norm, g->kv_kept, p->kv_k_norm, N, d->NK, d->QD, d->kv_ld, heads_width,
-                           eps);
-    absmax_update(g->dkv, N, d->kv_rows, d->kv_ld);
-    linear_backward(g->dnorm, g->dkv, g->kv_norm, &p->kv, N, grads_add(&model->state));
-    rmsnorm_backward(g->layers[l - 1].dx_out, p->dkv_norm, g->dnorm, g->layers[l].x, p->kv_norm, g->kv_rstd, N, c->C,
-                     true);
+        head_norm_backward(acts->dkv.data, p->dkv_k_norm, acts->kv_kept, p->kv_k_norm, N, dims->NK, dims->QD,
+                           dims->kv_ld, heads_width, eps);
+    absmax_update(acts->dkv, N, dims->kv_rows, dims->kv_ld);
+    linear_backward(acts->dnorm, acts->dkv, acts->kv_norm, &p->kv, N, grads_add(&model->state));
+    rmsnorm_backward(acts->layers[l - 1].dx_out, p->dkv_norm, acts->dnorm, acts->layers[l].x, p->kv_norm, acts->kv_rstd,
+                     N, c->C, true);
 }
 
 // --recompute: recomputes the activations that were not kept. The operations of the forward give the same bits. The
 // activations of the last block are still in memory.
 static void block_recompute(Model *model, int l, int B, int T) {
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
+    const LayerActivations *layer = &model->acts.layers[l];
     int N = B * T, C = model->plan.config.C;
     real eps = (real)model->plan.config.rms_norm_eps;
-    Rows r = {B, T, 0, 0};
+    Rows rows = {B, T, 0, 0};
     if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
-    rmsnorm_forward(a->norm1, a->rstd1, a->x, p->norm1, N, C, eps);
-    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, r);
+    rmsnorm_forward(layer->norm1, layer->rstd1, layer->x, p->norm1, N, C, eps);
+    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, rows);
     else {
         subnorm_forward(model, l, N);
-        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, p->norm2, N, C, eps);
+        rmsnorm_forward(layer->norm2, layer->rstd2, layer->x_mid, p->norm2, N, C, eps);
     }
-    mlp_recompute(a->norm2, p->mlp, N);
+    mlp_recompute(layer->norm2, p->mlp, N);
 }
 
 // On entry acts.dx is the gradient of x_out, on return the gradient of x. The residual stream passes it on unchanged;
 // the norms add to it.
 static void block_backward(Model *model, int l, int B, int T) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = plan_dims(&model->plan, l);
+    const AttentionDims *dims = plan_dims(&model->plan, l);
     const LayerTensors *p = &model->layers[l];
-    const LayerActivations *a = &model->acts.layers[l];
-    Activations *g = &model->acts;
+    const LayerActivations *layer = &model->acts.layers[l];
+    Activations *acts = &model->acts;
     int N = B * T, C = c->C;
     bool add = grads_add(&model->state);
     // YOCO: the padding columns of this half's fused rows still hold gradients of the other half
     if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
-        buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
+        buffer_zero(acts->dfused, (size_t)N * dims->fused_ld * sizeof(floatX));
 
     // x_out = x_mid + mlp(norm2)
-    mlp_backward(g->dnorm, a->dx_out, a->norm2, p->mlp, &model->router, N, add);
-    rmsnorm_backward(a->dx_mid, p->dnorm2, g->dnorm, a->x_mid, p->norm2, a->rstd2, N, C, true);
+    mlp_backward(acts->dnorm, layer->dx_out, layer->norm2, p->mlp, &model->router, N, add);
+    rmsnorm_backward(layer->dx_mid, p->dnorm2, acts->dnorm, layer->x_mid, p->norm2, layer->rstd2, N, C, true);
 
     // x_mid = x + o(attn_out), attn_out = heads(rope(qk_norm(fused(norm1))))
-    linear_backward(g->dattn_out, a->dx_mid, a->attn_out, &p->o, N, add);
+    linear_backward(acts->dattn_out, layer->dx_mid, layer->attn_out, &p->o, N, add);
     heads_backward(model, l, B, T);
     qk_norm_backward(model, l, N);
-    absmax_update(a->dfused, N, d->fused_width, d->fused_ld);
-    linear_backward(g->dnorm, a->dfused, a->norm1, &p->qkvg, N, add);
-    rmsnorm_backward(a->dx_in, p->dnorm1, g->dnorm, a->x, p->norm1, a->rstd1, N, C, true);
+    absmax_update(layer->dfused, N, dims->fused_width, dims->fused_ld);
+    linear_backward(acts->dnorm, layer->dfused, layer->norm1, &p->qkvg, N, add);
+    rmsnorm_backward(layer->dx_in, p->dnorm1, acts->dnorm, layer->x, p->norm1, layer->rstd1, N, C, true);
     if (l == yoco_layer(c)) yoco_backward(model, B, T);
 }
 
@@ -397,26 +405,26 @@ static void model_gather_stats(Model *model, int l, int B, int T) {
 
 // Writes the gradients, or adds to them. Requires model_forward and model_classify with dloss != 0 on the same rows.
 static void model_backward(Model *model, int B, int T) {
-    ModelState *s = &model->state;
-    Activations *a = &model->acts;
+    ModelState *state = &model->state;
+    Activations *acts = &model->acts;
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
     // norm_final = rmsnorm(x_out of the last block)
-    rmsnorm_backward(a->layers[L - 1].dx_out, grad(s, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
-                     param(s, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
-    grads_close(s, L);
+    rmsnorm_backward(acts->layers[L - 1].dx_out, grad(state, T_NORM_FINAL, 0), acts->dnorm, acts->layers[L - 1].x_out,
+                     param(state, T_NORM_FINAL, 0), acts->rstd_final, N, C, false);
+    grads_close(state, L);
     for (int l = L - 1; l >= 0; l--) {
-        layer_params(s, l);
+        layer_params(state, l);
         block_recompute(model, l, B, T);
         if (model->stats) model_gather_stats(model, l, B, T);
-        grads_open(s, l);
+        grads_open(state, l);
         block_backward(model, l, B, T);
-        layer_done(s, l, -1);
-        grads_close(s, l);
+        layer_done(state, l, -1);
+        grads_close(state, l);
     }
     // embedded = embedding(inputs); a tied LM head has already added to the gradient
-    if (!model->plan.config.tied) grads_open(s, -1);
-    embedding_backward(grad(s, T_EMBED, 0), a->dx, a->inputs, N, C);
-    grads_close(s, -1);
+    if (!model->plan.config.tied) grads_open(state, -1);
+    embedding_backward(grad(state, T_EMBED, 0), acts->dx, acts->inputs, N, C);
+    grads_close(state, -1);
 }
 
 // Uploads a batch of N rows. starts: where the document of each input begins in its sequence, or NULL; attention does
@@ -434,14 +442,14 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
 // Runs one micro-step of an update over total_rows rows: adds its part of the gradient of the mean loss of all rows.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                              double total_rows) {
-    ModelState *s = &model->state;
+    ModelState *state = &model->state;
     model_read_batch(model, inputs, targets, starts, B * T);
     watch_phase(PHASE_FORWARD);
     model_forward(model, B, T, NULL, NULL);
-    router_count(&model->router, model->mlps, B * T, total_rows, s->micro_step == 0);
+    router_count(&model->router, model->mlps, B * T, total_rows, state->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
-    if (model->plan.config.tied) grads_open(s, -1); // a tied head adds to the gradient of the embedding
-    grads_open(s, model->plan.config.L);
+    if (model->plan.config.tied) grads_open(state, -1); // a tied head adds to the gradient of the embedding
+    grads_open(state, model->plan.config.L);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
 }
@@ -454,15 +462,15 @@ static double clip_factor(double grad_norm, double clip) { return clip > 0 && gr
 
 // Applies Muon's step to the matrices of layer l, for which muon_direction has been called.
 static void model_update_matrices(Model *model, const Options *o, double lr, int l) {
-    ModelState *s = &model->state;
-    layer_orthogonalize(s, l, o->beta2);
+    ModelState *state = &model->state;
+    layer_orthogonalize(state, l, o->beta2);
     for (int i = 0; i < model->plan.tensors.run_count; i++) {
-        const Tensor *t = &model->plan.tensors.runs[i];
-        if (t->layer != l || !t->muon) continue;
-        Scaling k = tensor_scaling(&model->plan.config, t);
-        for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
-            muon_update(p.weights, p.master, p.grads, p.count, lr * p.rate * k.rate,
-                        t->row->decay ? o->weight_decay / k.rate : 0);
+        const Tensor *tensor = &model->plan.tensors.runs[i];
+        if (tensor->layer != l || !tensor->muon) continue;
+        Scaling k = tensor_scaling(&model->plan.config, tensor);
+        for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);)
+            muon_update(piece.weights, piece.master, piece.grads, piece.count, lr * piece.rate * k.rate,
+                        tensor->row->decay ? o->weight_decay / k.rate : 0);
     }
 }
 
@@ -470,24 +478,26 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
 // the bias correction of AdamW.
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
-    ModelState *s = &model->state;
+    ModelState *state = &model->state;
     double scale = clip_factor(grad_norm, o->grad_clip);
     for (int i = 0; i < model->plan.tensors.run_count; i++) {
-        const Tensor *t = &model->plan.tensors.runs[i];
-        Scaling k = tensor_scaling(&model->plan.config, t);
-        for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
-            if (t->row->kind == T_ROUTER_BIAS)
-                router_balance(p.weights, p.master, router_loads(&model->router, t->layer), model->router.bias_rate,
-                               model->plan.config.E, (int)p.begin, (int)p.count);
-            else if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, muon_momentum);
+        const Tensor *tensor = &model->plan.tensors.runs[i];
+        Scaling k = tensor_scaling(&model->plan.config, tensor);
+        for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);) {
+            if (tensor->row->kind == T_ROUTER_BIAS)
+                router_balance(piece.weights, piece.master, router_loads(&model->router, tensor->layer),
+                               model->router.bias_rate, model->plan.config.E, (int)piece.begin, (int)piece.count);
+            else if (tensor->muon)
+                muon_direction(piece.direction, piece.m, piece.grads, piece.count, scale, muon_momentum);
             else
-                adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
-                             o->beta2, o->eps * k.eps, t->row->decay ? o->weight_decay / k.rate : 0, update);
+                adamw_update(piece.weights, piece.master, piece.grads, piece.m, piece.v, piece.count, scale,
+                             lr * piece.rate * k.rate, o->beta1, o->beta2, o->eps * k.eps,
+                             tensor->row->decay ? o->weight_decay / k.rate : 0, update);
         }
-        bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
-        if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))
-            model_update_matrices(model, o, lr, t->layer);
-        params_updated(s, i);
+        bool in_layer = tensor->layer >= 0 && tensor->layer < model->plan.config.L;
+        if (model->plan.tensors.muon && in_layer && run_ends_group(&model->plan.tensors, i))
+            model_update_matrices(model, o, lr, tensor->layer);
+        params_updated(state, i);
     }
 }
 
@@ -515,20 +525,20 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 // ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: measurements and generation
 
-static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
-    Model *model = (Model *)data;
+static void model_forward_tokens(void *opaque, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)opaque;
     model_read_batch(model, tokens, tokens, NULL, B * T);
     model_forward(model, B, T, visit, visitor);
 }
-static void model_losses(void *data, const int *inputs, const int *targets, const int *starts, int B, int T) {
-    Model *model = (Model *)data;
+static void model_losses(void *opaque, const int *inputs, const int *targets, const int *starts, int B, int T) {
+    Model *model = (Model *)opaque;
     model_read_batch(model, inputs, targets, starts, B * T);
     model_forward(model, B, T, NULL, NULL);
     model_classify(model, B * T, 0);
 }
-static void model_gradients(void *data, const int *inputs, const int *targets, const int *starts, int B, int T,
+static void model_gradients(void *opaque, const int *inputs, const int *targets, const int *starts, int B, int T,
                             double total_rows) {
-    model_micro_step((Model *)data, inputs, targets, starts, B, T, total_rows);
+    model_micro_step((Model *)opaque, inputs, targets, starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
     EvaluationModel m = {&model->plan,         &model->acts, &model->state,   &model->head, model,
@@ -550,7 +560,7 @@ enum { SAMPLE_TOKENS = 200 };
 typedef struct {
     Options options;
     Mode mode;
-    TrainerState state;
+    TrainerState trainer;
     Model model;
     Model sampling_model; // shares the parameters and has memory for generation; only with --sample-every
     Inputs data;
@@ -583,39 +593,40 @@ static bool stats_due(const Options *o, int64_t step) {
 // A training step
 
 // Exchanges the results of a step that all ranks must know.
-static void run_agree(Run *run, StepResult *r) {
+static void run_gather_step_facts(Run *run, StepResult *result) {
     Model *model = &run->model;
     watch_phase(PHASE_GRADIENTS);
-    StepExchange own = {loss_sum(&model->acts, model->plan.B * model->plan.T), stop_signal_read(),
+    StepExchange one = {loss_sum(&model->acts, model->plan.B * model->plan.T), stop_signal_read(),
                         checkpointer_minutes_passed(&run->checkpointer), background_progress(), run->data.train.unread};
-    StepExchange all = step_exchange(&model->state, own, run->agreed);
+    StepExchange all = step_exchange(&model->state, one, run->agreed);
     run->stop = max_int(run->stop, all.signal);
     run->checkpointer.due = all.due;
     run->checkpointer.stage = all.stage;
     run->data.train.any_unread = all.unread;
     router_measure(&model->router, run->options.total_batch);
-    r->loss = all.loss / (double)run->options.total_batch;
-    r->routed = model->plan.config.E > 0;
-    r->router_aux = model->router.aux;
-    r->router_z = model->router.z;
-    r->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
+    result->loss = all.loss / (double)run->options.total_batch;
+    result->routed = model->plan.config.E > 0;
+    result->router_aux = model->router.aux;
+    result->router_z = model->router.z;
+    result->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
 // Measures an update that is logged or whose norm is limited (--change). Returns the factor of its learning rate.
-static double run_measure_update(Run *run, StepResult *r) {
+static double run_measure_update(Run *run, StepResult *result) {
     const Options *o = &run->options;
-    TrainerState *s = &run->state;
+    TrainerState *s = &run->trainer;
     bool stats = o->out && stats_due(o, s->step);
-    double most = changes_norm(&run->changes, s->step);
-    r->measured = r->decision.apply && (stats || most < INFINITY);
-    if (!r->measured) return 1;
+    double norm_limit = changes_norm(&run->changes, s->step);
+    result->measured = result->decision.apply && (stats || norm_limit < INFINITY);
+    if (!result->measured) return 1;
     ops_wait();
     double start = now_seconds();
-    r->update_norm = update_norm_by_group(run->update_squares, &run->model.state, o,
-                                          clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1);
-    r->update_scale = fmin(1, most / r->update_norm);
+    result->update_norm =
+        update_norm_by_group(run->update_squares, &run->model.state, o, clip_factor(result->grad_norm, o->grad_clip),
+                             result->lr, s->updates + 1);
+    result->update_scale = fmin(1, norm_limit / result->update_norm);
     if (stats) run->model.stats_seconds += now_seconds() - start;
-    return r->update_scale;
+    return result->update_scale;
 }
 
 // One step computes the gradients of micro_steps micro-batches and applies the update, unless the update is skipped. If
@@ -623,59 +634,59 @@ static double run_measure_update(Run *run, StepResult *r) {
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
-    TrainerState *s = &run->state;
+    TrainerState *s = &run->trainer;
     int B = model->plan.B, T = model->plan.T, N = B * T;
     double start = now_seconds(), waited = comm.wait_seconds;
-    StepResult r;
+    StepResult result;
     watch_step(s->step + 1);
     model->stats_seconds = 0;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
-        bool last = micro + 1 == run->micro_steps, stats = run->stats && last && stats_due(o, s->step + 1);
+        bool last = micro + 1 == run->micro_steps;
         watch_phase(PHASE_DATA);
         dataloader_read(&run->data.train, run->inputs, run->targets, run->starts);
-        model->stats = stats ? run->stats : NULL;
+        model->stats = last && stats_due(o, s->step + 1) ? run->stats : NULL;
         grads_begin(&model->state, micro, last);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
-    run_agree(run, &r);
-    if (run->data.train.any_unread) return r;
+    run_gather_step_facts(run, &result);
+    if (run->data.train.any_unread) return result;
     s->next_window = dataloader_position(&run->data.train);
     s->step++;
     s->tokens += o->total_batch;
     LearningRate rate = options_learning_rate(o);
-    r.lr = schedule_lr(&rate, s->step);
-    r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    result.lr = schedule_lr(&rate, s->step);
+    result.decision = spike_guard_decide(&s->guard, result.loss, result.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
     changes_update(&run->changes, &model->state, s->step);
-    double scaled = r.lr * run_measure_update(run, &r);
-    if (r.decision.apply) model_update(model, o, scaled, ++s->updates, r.grad_norm);
-    bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
-    rollback_record_step(&s->rollback, s->step, spike || !r.decision.apply);
+    double scaled = result.lr * run_measure_update(run, &result);
+    if (result.decision.apply) model_update(model, o, scaled, ++s->updates, result.grad_norm);
+    bool spike = result.decision.loss_z >= SPIKE_Z || result.decision.grad_z >= SPIKE_Z;
+    rollback_record_step(&s->rollback, s->step, spike || !result.decision.apply);
     watch_phase(PHASE_LOG);
-    r.seconds = now_seconds() - start - model->stats_seconds;
-    r.comm_seconds = comm.wait_seconds - waited;
-    return r;
+    result.seconds = now_seconds() - start - model->stats_seconds;
+    result.comm_seconds = comm.wait_seconds - waited;
+    return result;
 }
 
 // ---------------------------------------------------------------------------------------------------
 // The training loop
 
 // Writes the records and prints the lines of a step. seconds_left: estimated time until the run ends.
-static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
+static void run_log_step(Run *run, const StepResult *result, double seconds_left) {
     const ModelPlan *plan = &run->model.plan;
-    const TrainerState *s = &run->state;
+    const TrainerState *s = &run->trainer;
     StepWork work = {training_flops(plan, plan->B, plan->T) * run->micro_steps, run->peak, run->options.total_batch};
-    log_step(&run->log, s->step, run->options.steps, s->tokens, r, work, seconds_left);
-    log_step_events(&run->log, s->step, r, s->guard.not_finite_in_row);
+    log_step(&run->log, s->step, run->options.steps, s->tokens, result, work, seconds_left);
+    log_step_events(&run->log, s->step, result, s->guard.not_finite_in_row);
     log_changes(&run->log, s->step, &run->changes, &run->data.train);
 }
 
 // --stats-every: logs statistics of the step's last micro-batch, of the gradients, and of the update, if there was one.
-static void run_log_stats(Run *run, const StepResult *r) {
+static void run_log_stats(Run *run, const StepResult *result) {
     for (int l = 0; l < run->model.plan.config.L; l++)
-        log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l),
-                        r->measured ? sqrt(run->update_squares[1 + l]) : NAN);
+        log_layer_stats(&run->log, run->trainer.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l),
+                        result->measured ? sqrt(run->update_squares[1 + l]) : NAN);
 }
 
 static EvaluationModel run_measured_model(Run *run) {
@@ -692,23 +703,23 @@ static void run_log_validation(Run *run) {
         uint64_t windows = validation_windows(&run->data, &run->options);
         double loss = validate(&m, &run->data.val, windows, NULL);
         run->stop = run->agreement.signal;
-        run->state.measurement_due = run->stop != 0;
+        run->trainer.measurement_due = run->stop != 0;
         if (run->stop) return;
         if (run->data.val.any_unread) {
-            run->state.measurement_due = true;
+            run->trainer.measurement_due = true;
             end_unread(&run->checkpointer, &run->data.val, &run->changes);
         }
-        trainer_state_validated(&run->state, loss);
-        log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
+        trainer_state_validated(&run->trainer, loss);
+        log_validation(&run->log, run->trainer.step, loss, windows, run->data.val_fingerprint);
     }
     watch_phase(PHASE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
         EvaluationModel m = run_measured_model(run);
         ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i]);
         run->stop = run->agreement.signal;
-        run->state.measurement_due = run->stop != 0;
+        run->trainer.measurement_due = run->stop != 0;
         if (run->stop) return;
-        log_choices(&run->log, run->state.step, &score);
+        log_choices(&run->log, run->trainer.step, &score);
     }
 }
 
@@ -716,16 +727,16 @@ static void run_print_sample(Run *run) {
     params_await(&run->model.state);
     if (!is_rank0()) return;
     progress_break();
-    printf("--- sample after step %" PRId64 "\n", run->state.step);
-    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
+    printf("--- sample after step %" PRId64 "\n", run->trainer.step);
+    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->trainer.step);
     Generator g =
         generator_of(generation_model(&run->sampling_model), run->options.temperature, (int)run->options.top_k, -1);
     g.abandons = stop_signal_arrived;
-    StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->state.step);
+    StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->trainer.step);
     printf("%s\n", why == NOT_STOPPED          ? "--- abandoned after a signal"
                    : why == STOPPED_NOT_FINITE ? "--- cut: the model's logits are not finite"
                                                : "---");
-    run->state.measurement_due = why == NOT_STOPPED;
+    run->trainer.measurement_due = why == NOT_STOPPED;
     progress_flush();
 }
 
@@ -736,7 +747,7 @@ static bool sample_due(const Options *o, int64_t step) { return step > 0 && ever
 
 // Validates and samples, if due, before the first step and after each step. After a signal, a resume repeats it.
 static void run_measure(Run *run) {
-    TrainerState *s = &run->state;
+    TrainerState *s = &run->trainer;
     s->measurement_due = false;
     if (validation_due(&run->options, s->step)) run_log_validation(run);
     if (!sample_due(&run->options, s->step)) return;
@@ -745,16 +756,16 @@ static void run_measure(Run *run) {
         return;
     }
     run_print_sample(run);
-    double own[2] = {(double)stop_signal_read(), (double)s->measurement_due};
-    stop_agree_largest(run->agreed, own); // the other ranks wait for rank 0
-    run->stop = (int)own[0], s->measurement_due = own[1] != 0;
+    double largest[2] = {(double)stop_signal_read(), (double)s->measurement_due};
+    stop_agree_largest(run->agreed, largest); // the other ranks wait for rank 0
+    run->stop = (int)largest[0], s->measurement_due = largest[1] != 0;
 }
 
 // Whether this start repeats a measurement that a signal aborted.
 static bool run_measures_again(const Run *run) {
     const Options *o = &run->options;
-    int64_t step = run->state.step;
-    return run->state.measurement_due && (validation_due(o, step) || sample_due(o, step));
+    int64_t step = run->trainer.step;
+    return run->trainer.measurement_due && (validation_due(o, step) || sample_due(o, step));
 }
 
 // Whether a signal asks the run to stop. Called once per step, so that the checkpoint, the end of the loop and the exit
@@ -764,7 +775,7 @@ static bool run_stop(Run *run) {
     if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once",
-             run->state.step, run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
+             run->trainer.step, run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
     return run->stop != 0;
 }
 
@@ -772,57 +783,59 @@ static bool run_stop(Run *run) {
 static int run_stopped(Run *run) {
     const Options *o = &run->options;
     const char *why = run->stop ? strsignal(run->stop) : "--stop-after";
-    log_stopped(&run->log, run->state.step, why, NULL);
-    print_stopped(run->state.step, o->steps, why, o->out);
-    print_spikes(&run->state.guard);
+    log_stopped(&run->log, run->trainer.step, why, NULL);
+    print_stopped(run->trainer.step, o->steps, why, o->out);
+    print_spikes(&run->trainer.guard);
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
-    print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
-    run->checkpointer.saved_step = run->state.step;
-    if (run->state.step == 0 || run->state.measurement_due) run_measure(run);
+    print_training(run->trainer.step, o, comm_ranks(), run->micro_steps, run->peak);
+    run->checkpointer.saved_step = run->trainer.step;
+    if (run->trainer.step == 0 || run->trainer.measurement_due) run_measure(run);
     run->checkpointer.saved_at = now_seconds();
-    dataloader_start(&run->data.train, run->state.next_window);
+    dataloader_start(&run->data.train, run->trainer.next_window);
     run->start_loss = NAN;
-    divergence_start(&run->start_loss, &run->state);
+    divergence_start(&run->start_loss, &run->trainer);
 }
 
 // Trains until the last step, --stop-after or a signal. Returns the exit status.
 static int run_train(Run *run) {
     const Options *o = &run->options;
-    const TrainerState *s = &run->state;
-    Checkpointer *c = &run->checkpointer;
+    const TrainerState *s = &run->trainer;
+    Checkpointer *checkpointer = &run->checkpointer;
     int V = run->model.plan.config.V;
     double busy = 0; // seconds in steps, without validation and samples, which are few
     int64_t done = 0;
     run_train_begin(run);
     bool stop = run->stop || s->step >= options_last_step(o);
-    if (stop && !run->stop) checkpointer_save(c, false); // saves the last step with its measurements
+    if (stop && !run->stop) checkpointer_save(checkpointer, false); // saves the last step with its measurements
     while (!stop) {
-        StepResult r = run_step(run);
-        if (run->data.train.any_unread) end_unread(c, &run->data.train, &run->changes);
-        busy += r.seconds;
+        StepResult result = run_step(run);
+        if (run->data.train.any_unread) end_unread(checkpointer, &run->data.train, &run->changes);
+        busy += result.seconds;
         done++;
         divergence_start(&run->start_loss, s);
-        run_log_step(run, &r, busy / (double)done * (double)(o->steps - s->step));
-        checkpointer_advance(c);
+        run_log_step(run, &result, busy / (double)done * (double)(o->steps - s->step));
+        checkpointer_advance(checkpointer);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
-        if (run->stats && stats_due(o, s->step)) run_log_stats(run, &r);
+        if (run->stats && stats_due(o, s->step)) run_log_stats(run, &result);
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
-        divergence_stop(c);
-        if (checkpointer_roll_back(c)) continue;
+        divergence_stop(checkpointer);
+        if (checkpointer_roll_back(checkpointer)) continue;
         run_measure(run);
         stop = run_stop(run) || s->step >= options_last_step(o);
         bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
-        bool due = every(s->step, o->checkpoint_every) || c->due;
-        if (stop || (finite && due)) checkpointer_save(c, !stop);
+        bool due = every(s->step, o->checkpoint_every) || checkpointer->due;
+        if (stop || (finite && due)) checkpointer_save(checkpointer, !stop);
     }
-    if (s->step < o->steps || s->measurement_due) return divergence_end(c, run->start_loss, V, run_stopped(run));
-    print_done(done, busy, run->data.train.wait_seconds, c->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
+    if (s->step < o->steps || s->measurement_due)
+        return divergence_end(checkpointer, run->start_loss, V, run_stopped(run));
+    print_done(done, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
+               comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
-    return divergence_end(c, run->start_loss, V, EXIT_DONE);
+    return divergence_end(checkpointer, run->start_loss, V, EXIT_DONE);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -881,14 +894,14 @@ static void run_alloc(Run *run) {
 static void run_load(Run *run, const Resume *resume) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
-    TrainerState *s = &run->state;
-    Checkpointer c = {
+    TrainerState *s = &run->trainer;
+    Checkpointer checkpointer = {
         o, s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0, false, 0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
     bool trains = run->mode == MODE_TRAIN, resumes = trains && resume->state;
     if (trains && o->out) checkpoint_check_size(&buffers);
-    run->checkpointer = c;
+    run->checkpointer = checkpointer;
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
@@ -954,10 +967,10 @@ static void run_close(Run *run) {
 static void run_trial_updates(Run *run, Trial *trial) {
     dataloader_start(&run->data.train, 0);
     for (double ends[2] = {0, 0}; ends[0] == 0;) {
-        StepResult r = run_step(run);
+        StepResult result = run_step(run);
         if (run->data.train.unread) dataloader_fail(&run->data.train, "; restore the shard");
         if (run->data.train.any_unread) comm_barrier(); // ends when the failed rank ends
-        ends[0] = is_rank0() && trial_add(trial, r.seconds);
+        ends[0] = is_rank0() && trial_add(trial, result.seconds);
         stop_agree_largest(run->agreed, ends);
     }
     dataloader_stop(&run->data.train);
@@ -965,10 +978,10 @@ static void run_trial_updates(Run *run, Trial *trial) {
 
 // Restores everything that the updates of the trial have changed.
 static void run_begin_again(Run *run, const Resume *resume) {
-    ModelState *s = &run->model.state;
-    params_await(s);
-    buffer_zero(s->m, run->model.plan.moments_bytes); // v is behind it
-    memset(&run->state, 0, sizeof(run->state));
+    ModelState *state = &run->model.state;
+    params_await(state);
+    buffer_zero(state->m, run->model.plan.moments_bytes); // v is behind it
+    memset(&run->trainer, 0, sizeof(run->trainer));
     run->data.train.wait_seconds = comm.wait_seconds = 0;
     run_load(run, resume);
 }
@@ -1007,8 +1020,8 @@ static void run_choose_steps(Run *run, const Resume *resume) {
 
 // The number of windows of the open data that the run has read and will read.
 static double run_windows(const Run *run) {
-    double tokens = (double)(run->options.steps - run->state.step) * (double)run->options.total_batch;
-    return (double)run->state.next_window + tokens / (double)run->options.model.T;
+    double tokens = (double)(run->options.steps - run->trainer.step) * (double)run->options.total_batch;
+    return (double)run->trainer.next_window + tokens / (double)run->options.model.T;
 }
 
 static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
@@ -1017,18 +1030,18 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         if (o->out && is_rank0()) log_refuse_run(o->out);
         run_choose_steps(run, resume);
     }
-    int64_t end = options_last_step(o), step = run->state.step;
+    int64_t end = options_last_step(o), step = run->trainer.step;
     if (step >= end && !run_measures_again(run)) {
         if (resume->lock.held) checkpoint_clean(o->out);
         printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
                ": nothing to do; a larger --%s continues it\n",
                o->out, step, end, end < o->steps ? "stop-after" : "steps");
-        CHECK(trainer_state_finite(&run->state),
+        CHECK(trainer_state_finite(&run->trainer),
               "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged", o->out, step);
         return EXIT_DONE;
     }
     double windows = run_windows(run);
-    changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->state.next_window);
+    changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->trainer.next_window);
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // several ranks: run_stop prints the notice
     if (o->out && is_rank0()) {                                        // the last check that can refuse to start
         RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
@@ -1103,8 +1116,8 @@ int main(int argc, char **argv) {
     environment_refuse();
     stop_signals_block();
     Resume resume;
-    CommStart start = options_comm_start(&run.options);
-    comm_open(&start);
+    CommStart comm_start = options_comm_start(&run.options);
+    comm_open(&comm_start);
     start_phase("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume);

@@ -272,7 +272,7 @@ static void test_copies_after_changes(void) {
         checkpointer_save(&run->checkpointer, false);
         run_step(run);
         double last = case_loss(model, tokens, B, T, false);
-        rollback_record_step(&run->state.rollback, run->state.step, true);
+        rollback_record_step(&run->trainer.rollback, run->trainer.step, true);
         checkpointer_roll_back(&run->checkpointer);
         EXPECT(first != saved && saved != last, "the losses are %.9g, %.9g and %.9g", first, saved, last);
         double back = case_loss(model, tokens, B, T, false);

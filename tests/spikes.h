@@ -219,9 +219,9 @@ static void inner_close(InnerRun *inner) {
 }
 
 static void fill_detectors(Run *run) {
-    memset(&run->state.guard, 0, sizeof(run->state.guard));
-    enter_series(&run->state.guard.loss, 200, 0.9, 1.1); // far below a first loss of ln 256
-    enter_series(&run->state.guard.grad_norm, 200, 0.0009, 0.0011);
+    memset(&run->trainer.guard, 0, sizeof(run->trainer.guard));
+    enter_series(&run->trainer.guard.loss, 200, 0.9, 1.1); // far below a first loss of ln 256
+    enter_series(&run->trainer.guard.grad_norm, 200, 0.0009, 0.0011);
 }
 
 // Three steps of which the second is left out are two updates on the first and the third batch.
@@ -262,20 +262,21 @@ static void test_skipped_step(void) {
         bool same = memcmp(params, model->state.params, model->plan.params_bytes) == 0 &&
                     memcmp(moments, model->state.m, model->plan.moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
-        EXPECT(run->state.step == 2 && run->state.next_window == 8 && run->state.updates == 1 + cases[i].applied,
-               "step %d, window %d, %d updates", (int)run->state.step, (int)run->state.next_window,
-               (int)run->state.updates);
-        EXPECT(run->state.guard.loss.count == (cases[i].detectors ? 128 : 2 - cases[i].poison), "%d losses entered",
-               run->state.guard.loss.count);
+        EXPECT(run->trainer.step == 2 && run->trainer.next_window == 8 && run->trainer.updates == 1 + cases[i].applied,
+               "step %d, window %d, %d updates", (int)run->trainer.step, (int)run->trainer.next_window,
+               (int)run->trainer.updates);
+        EXPECT(run->trainer.guard.loss.count == (cases[i].detectors ? 128 : 2 - cases[i].poison), "%d losses entered",
+               run->trainer.guard.loss.count);
 
         model->state.params[at] = cases[i].poison ? kept : model->state.params[at];
-        memset(&run->state.guard, 0, sizeof(run->state.guard));
+        memset(&run->trainer.guard, 0, sizeof(run->trainer.guard));
         run_step(run);
         if (cases[i].applied) run_step(reference);
         else dataloader_start(&reference->data.train, 8);
         run_step(reference);
-        EXPECT(run->state.updates == reference->state.updates && run->state.next_window == reference->state.next_window,
-               "%d and %d updates", (int)run->state.updates, (int)reference->state.updates);
+        EXPECT(run->trainer.updates == reference->trainer.updates &&
+                   run->trainer.next_window == reference->trainer.next_window,
+               "%d and %d updates", (int)run->trainer.updates, (int)reference->trainer.updates);
         EXPECT(memcmp(model->state.params, reference->model.state.params, model->plan.params_bytes) == 0 &&
                    memcmp(model->state.m, reference->model.state.m, model->plan.moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
@@ -311,7 +312,7 @@ static void test_validation_not_finite(void) {
         memset(&resumed, 0, sizeof(resumed));
         trainer_state_resume(&resumed, json, directory);
         EXPECT(resumed.val_not_finite_since == (step == 2 || step == 3 ? 3 : 0) &&
-                   trainer_state_finite(&run->state) == !resumed.val_not_finite_since,
+                   trainer_state_finite(&run->trainer) == !resumed.val_not_finite_since,
                "after step %d: not finite since step %d", step, (int)resumed.val_not_finite_since);
         cJSON_Delete(json);
         checkpointer_find_good(&run->checkpointer, good);
