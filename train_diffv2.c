@@ -444,10 +444,10 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
                              double total_rows) {
     ModelState *state = &model->state;
     model_read_batch(model, inputs, targets, starts, B * T);
-    watch_phase(PHASE_FORWARD);
+    watch_stage(STAGE_FORWARD);
     model_forward(model, B, T, NULL, NULL);
     router_count(&model->router, model->mlps, B * T, total_rows, state->micro_step == 0);
-    watch_phase(PHASE_BACKWARD);
+    watch_stage(STAGE_BACKWARD);
     if (model->plan.config.tied) grads_open(state, -1); // a tied head adds to the gradient of the embedding
     grads_open(state, model->plan.config.L);
     model_classify(model, B * T, (real)(1 / total_rows));
@@ -595,7 +595,7 @@ static bool stats_due(const Options *o, int64_t step) {
 // Exchanges the results of a step that all ranks must know.
 static void run_gather_step_facts(Run *run, StepResult *result) {
     Model *model = &run->model;
-    watch_phase(PHASE_GRADIENTS);
+    watch_stage(STAGE_GRADIENTS);
     StepExchange one = {loss_sum(&model->acts, model->plan.B * model->plan.T), stop_signal_read(),
                         checkpointer_minutes_passed(&run->checkpointer), background_progress(), run->data.train.unread};
     StepExchange all = step_exchange(&model->state, one, run->agreed);
@@ -643,7 +643,7 @@ static StepResult run_step(Run *run) {
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
         bool last = micro + 1 == run->micro_steps;
-        watch_phase(PHASE_DATA);
+        watch_stage(STAGE_DATA);
         dataloader_read(&run->data.train, run->inputs, run->targets, run->starts);
         model->stats = last && stats_due(o, s->step + 1) ? run->stats : NULL;
         grads_begin(&model->state, micro, last);
@@ -657,13 +657,13 @@ static StepResult run_step(Run *run) {
     LearningRate rate = options_learning_rate(o);
     result.lr = schedule_lr(&rate, s->step);
     result.decision = spike_guard_decide(&s->guard, result.loss, result.grad_norm, o->skip_loss_z, o->skip_grad_z);
-    watch_phase(PHASE_UPDATE);
+    watch_stage(STAGE_UPDATE);
     changes_update(&run->changes, &model->state, s->step);
     double scaled = result.lr * run_measure_update(run, &result);
     if (result.decision.apply) model_update(model, o, scaled, ++s->updates, result.grad_norm);
     bool spike = result.decision.loss_z >= SPIKE_Z || result.decision.grad_z >= SPIKE_Z;
     rollback_record_step(&s->rollback, s->step, spike || !result.decision.apply);
-    watch_phase(PHASE_LOG);
+    watch_stage(STAGE_LOG);
     result.seconds = now_seconds() - start - model->stats_seconds;
     result.comm_seconds = comm.wait_seconds - waited;
     return result;
@@ -712,7 +712,7 @@ static void run_log_validation(Run *run) {
         trainer_state_validated(&run->trainer, loss);
         log_validation(&run->log, run->trainer.step, loss, windows, run->data.val_fingerprint);
     }
-    watch_phase(PHASE_VALIDATION);
+    watch_stage(STAGE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
         EvaluationModel m = run_measured_model(run);
         ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i]);
@@ -921,23 +921,23 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     bool trains = run->mode == MODE_TRAIN;
     if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (o->prompts) run->data.prompts = prompts_read(o->prompts);
-    start_phase("plans");
+    start_part("plans");
     run_plan(run, config);
     int64_t step = resume_step(resume);
     if ((trains || run->mode == MODE_DRY_RUN) && step < options_last_step(o)) changes_check(o, &run->model.plan, step);
     if (run->mode == MODE_DRY_RUN) return;
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
-    start_phase("data");
+    start_part("data");
     inputs_open(&run->data, o, run->mode, &run->model.plan, mode_rows[run->mode].prompts || run_sampling_plan(run),
                 loaded);
-    start_phase("peak");
+    start_part("peak");
     if (trains) run->peak = peak_find(); // while memory is free
-    start_phase("memory");
+    start_part("memory");
     run_alloc(run);
-    start_phase("data");
+    start_part("data");
     inputs_compare(&run->data, trains);
-    start_phase("weights");
+    start_part("weights");
     run_load(run, resume);
 }
 
@@ -992,7 +992,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     Options *o = &run->options;
     static Trial trial;
     TrialCosts costs = {0, 0, 0, 0};
-    start_phase("trial");
+    start_part("trial");
     run_trial_updates(run, &trial);
     EvaluationModel m = evaluation_model(&run->model);
     double windows = (double)validation_windows(&run->data, o) + choices_windows(&run->data.choices, plan->T);
@@ -1108,7 +1108,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     program_begin();
-    start_phase("rendezvous");
+    start_part("rendezvous");
     static Run run; // too large for the stack
     options_read(&run.options, argc, argv);
     if (options_answer(&run.options, launch_rank() == 0)) return end_of_output(EXIT_DONE);
@@ -1118,7 +1118,7 @@ int main(int argc, char **argv) {
     Resume resume;
     CommStart comm_start = options_comm_start(&run.options);
     comm_open(&comm_start);
-    start_phase("options");
+    start_part("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume);
     run.log.lock = resume.lock;

@@ -3,9 +3,9 @@ planned_faults.h: faults that a program under test causes on purpose, chosen by 
 defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_point.h lists the places.
 
   FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
-    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a phase (watchdog.h),
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a stage (watchdog.h),
                  or `write`, in the middle of a file of this step's checkpoint
-    hang         at WHERE, a phase: the device does not finish what it is given from then on (CUDA on the CPU)
+    hang         at WHERE, a stage: the device does not finish what it is given from then on (CUDA on the CPU)
     nan          a gradient of this step is NaN
     spike        a gradient of this step is large
     flip         one bit of the last weight of a tensor changes after the update
@@ -101,7 +101,7 @@ static bool fault_remove(const char *path) {
 static bool fault_point(FaultPlace place, void *data, size_t number) {
     int64_t step = WATCH_GET(own.step);
     switch (place) {
-    case FAULT_PHASE: fault_at(step, watch_phases[number].name); break;
+    case FAULT_STAGE: fault_at(step, watch_stages[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;
     case FAULT_UPDATE: fault_update((floatX *)data + number - 1, step); break;
     case FAULT_MOMENT: fault_moment((real *)data + number - 1, step); break;

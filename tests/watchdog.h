@@ -196,7 +196,7 @@ static void test_start_abandoned(void) {
 // ---- failures
 
 static void rank_waits(int collectives) {
-    watch_step(8), watch_phase(PHASE_FORWARD);
+    watch_step(8), watch_stage(STAGE_FORWARD);
     WATCH_SET(own.collectives, (uint64_t)collectives);
     watch_wait_begin();
     poll(NULL, 0, 20000);
@@ -266,7 +266,7 @@ static void test_state_fields(void) {
                  {"no text", "5 host", ""}};
     WatchState s;
     EXPECT(watch_parse(right, &s), "a right state is refused");
-    EXPECT(s.counter == 5 && strcmp(s.host, "a") == 0 && s.step == 3 && s.phase == PHASE_SAVE && s.collectives == 9 &&
+    EXPECT(s.counter == 5 && strcmp(s.host, "a") == 0 && s.step == 3 && s.stage == STAGE_SAVE && s.collectives == 9 &&
                s.waiting == 1.5 && s.device == 0x1f && s.locked == 1 && s.status == -1,
            "a state is read as others");
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -287,7 +287,7 @@ static void test_state_file(void) {
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     FORMAT(watch.own.host, "ho\x1b[31mst\n\xC3\xA4");
     watch_clean_host(watch.own.host);
-    watch.own.step = INT64_MAX, watch.own.device = UINT64_MAX, watch.own.phase = PHASE_PARAMETERS;
+    watch.own.step = INT64_MAX, watch.own.device = UINT64_MAX, watch.own.stage = STAGE_PARAMETERS;
     EXPECT(watch_write(fd) && watch_read(fd, &s), "a state is not read again");
     EXPECT(strcmp(s.host, "ho?[31mst???") == 0 && s.step == INT64_MAX && s.device == UINT64_MAX, "%s", s.host);
     watch.own.step = 1, watch.own.device = 0;

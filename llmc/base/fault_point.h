@@ -5,7 +5,7 @@ In the product fault_point returns false and compiles to nothing. A test program
 includes the trainer, and then the function itself.
 
   place             called                                     data                     number      true
-  FAULT_PHASE       when a rank enters a phase                 NULL                     the phase
+  FAULT_STAGE       when a rank enters a stage                 NULL                     the stage
   FAULT_GRADIENT    at the end of embedding_backward (C)       dweight                  elements
   FAULT_UPDATE      at the end of adamw_update (C)             params                   elements
   FAULT_MOMENT      at the end of adamw_update (C)             m                        elements
@@ -24,7 +24,7 @@ includes the trainer, and then the function itself.
 #include <stddef.h>
 
 typedef enum {
-    FAULT_PHASE,
+    FAULT_STAGE,
     FAULT_GRADIENT,
     FAULT_UPDATE,
     FAULT_MOMENT,

@@ -26,7 +26,7 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
 */
 // clang-format on
 #pragma once
-#include "../base/start_phases.h"
+#include "../base/start_parts.h"
 #include "comm_state.h"
 
 typedef struct {

@@ -217,7 +217,7 @@ static inline const char *comm_library(void) { return NULL; }
 static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
-    watch_phase(PHASE_END);
+    watch_stage(STAGE_END);
     comm_barrier();
     pthread_mutex_lock(&comm_mpi.lock);
     comm_mpi.stop = true;

@@ -151,7 +151,7 @@ static inline void nccl_init(void) {
     size_t bytes = (comm.ranks + 1) * NCCL_HOST_BYTES;
     if (nccl.handle) return;
     assert(comm.on);
-    const char *phase = start_phase("communicator");
+    const char *part = start_part("communicator");
     device_start();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&nccl.stream, cudaStreamNonBlocking,
@@ -172,7 +172,7 @@ static inline void nccl_init(void) {
     nccl.own_bytes = before - min_size(before, nccl_free_bytes());
     thread_start(&nccl.thread, nccl_watch_thread, NULL, "that monitors collectives");
     watch_exit_hook = nccl_abort_at_exit;
-    start_phase(phase);
+    start_part(part);
 }
 
 static inline const char *comm_library(void) {
@@ -331,20 +331,20 @@ static inline void nccl_split(int group) {
 
 static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     if (comm.ranks == 1) return;
-    const char *phase = start_phase("communicator");
+    const char *part = start_part("communicator");
     nccl_init();
     nccl_split(group);
     nccl.received_bytes = comm_received_bytes(bucket_bytes, group, level);
     if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
     nccl_self_test(bucket_bytes);
     nccl.measured = true;
-    start_phase(phase);
+    start_part(part);
 }
 
 static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
-    watch_phase(PHASE_END);
+    watch_stage(STAGE_END);
     comm.on = false;
     free(nccl.ids);
     if (!nccl.handle) return;

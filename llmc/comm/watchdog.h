@@ -12,14 +12,14 @@ connections between ranks.
   void watch_open(path, rank, ranks)        the directory exists; writes this rank's file
   WatchState *watch_await_ranks(seconds)    rank 0: waits for the files of all ranks; [ranks], free()
   void watch_timeout(seconds)               sets the limit of waits; WATCH_TIMEOUT until it is called
-  void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
+  void watch_stage(stage), watch_step(n)    what this rank is doing, for error messages
   void watch_wait_begin(), watch_wait_end() around a wait for other ranks in collective number own.collectives
   void watch_device(collectives, waiting)   reports waits of a device, for which the host does not wait
   void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints
                                             the line
   watch_exit_hook                           called before the watchdog ends the process; takes at most about a second
 
-  N           file of rank N: host, step, phase, collectives, wait, and a counter that rises with each write. Its
+  N           file of rank N: host, step, stage, collectives, wait, and a counter that rises with each write. Its
               process holds a lock (flock) on it
   neighbor    A thread of each rank tries the lock of the next rank's file, which the system releases when that process
               ends for any reason. Unless the file states an exit status, the process was killed.
@@ -47,26 +47,26 @@ the limit of waits. With one rank the watchdog does nothing, and no thread is st
 
 // What a rank is doing: constant, short name, description in messages.
 // clang-format off
-#define PHASES(PHASE)                                             \
-    PHASE(PHASE_START, "start", "starting")                       \
-    PHASE(PHASE_DATA, "data", "reading data")                     \
-    PHASE(PHASE_FORWARD, "forward", "in the forward")             \
-    PHASE(PHASE_BACKWARD, "backward", "in the backward")          \
-    PHASE(PHASE_GRADIENTS, "gradients", "reducing gradients")     \
-    PHASE(PHASE_UPDATE, "update", "updating weights")             \
-    PHASE(PHASE_PARAMETERS, "parameters", "gathering parameters") \
-    PHASE(PHASE_VALIDATION, "validation", "validating")           \
-    PHASE(PHASE_CHECK, "check", "comparing ranks")                \
-    PHASE(PHASE_SAVE, "save", "saving a checkpoint")              \
-    PHASE(PHASE_LOG, "log", "writing the log")                    \
-    PHASE(PHASE_END, "end", "ending")
+#define STAGES(STAGE)                                             \
+    STAGE(STAGE_START, "start", "starting")                       \
+    STAGE(STAGE_DATA, "data", "reading data")                     \
+    STAGE(STAGE_FORWARD, "forward", "in the forward")             \
+    STAGE(STAGE_BACKWARD, "backward", "in the backward")          \
+    STAGE(STAGE_GRADIENTS, "gradients", "reducing gradients")     \
+    STAGE(STAGE_UPDATE, "update", "updating weights")             \
+    STAGE(STAGE_PARAMETERS, "parameters", "gathering parameters") \
+    STAGE(STAGE_VALIDATION, "validation", "validating")           \
+    STAGE(STAGE_CHECK, "check", "comparing ranks")                \
+    STAGE(STAGE_SAVE, "save", "saving a checkpoint")              \
+    STAGE(STAGE_LOG, "log", "writing the log")                    \
+    STAGE(STAGE_END, "end", "ending")
 // clang-format on
-#define PHASE_CONSTANT(constant, name, description) constant,
-#define PHASE_ROW(constant, name, description) {name, description},
-typedef enum { PHASES(PHASE_CONSTANT) PHASE_COUNT } Phase;
-static const struct { const char *name, *description; } watch_phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
-#undef PHASE_CONSTANT
-#undef PHASE_ROW
+#define STAGE_CONSTANT(constant, name, description) constant,
+#define STAGE_ROW(constant, name, description) {name, description},
+typedef enum { STAGES(STAGE_CONSTANT) STAGE_COUNT } Stage;
+static const struct { const char *name, *description; } watch_stages[STAGE_COUNT] = {STAGES(STAGE_ROW)};
+#undef STAGE_CONSTANT
+#undef STAGE_ROW
 
 enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_LINES = 64, WATCH_BYTES = 400 };
 static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.3; // seconds; WATCH_GRACE: rank 0 prints first
@@ -78,7 +78,7 @@ typedef struct {
     uint64_t counter, collectives, device; // device: unique id of the rank's device; 0: none
     int64_t step;
     double waiting;    // seconds in the current wait; 0: it does not wait
-    int phase, status; // status: -1 until the rank ends
+    int stage, status; // status: -1 until the rank ends
     int locked;        // its process holds the lock of the file
     char host[WATCH_HOST];
 } WatchState;
@@ -116,9 +116,9 @@ static void (*watch_exit_hook)(void);
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
-static inline void watch_phase(Phase phase) {
-    WATCH_SET(own.phase, (int)phase);
-    fault_point(FAULT_PHASE, NULL, (size_t)phase);
+static inline void watch_stage(Stage stage) {
+    WATCH_SET(own.stage, (int)stage);
+    fault_point(FAULT_STAGE, NULL, (size_t)stage);
 }
 static inline void watch_step(int64_t step) { WATCH_SET(own.step, step); }
 static inline void watch_set_wait(double since) { __atomic_store(&watch.wait_begin, &since, __ATOMIC_RELAXED); }
@@ -163,15 +163,15 @@ static inline void watch_clean_host(char *host) {
 
 // The counter is at both ends, so that a text with an outdated part is not used.
 static inline bool watch_parse(const char *text, WatchState *s) {
-    char phase[16];
+    char stage[16];
     uint64_t counter = 0;
-    int found = sscanf(text, WATCH_FORMAT(SCNu64, SCNd64, SCNx64, "63s", "15s"), &s->counter, s->host, &s->step, phase,
+    int found = sscanf(text, WATCH_FORMAT(SCNu64, SCNd64, SCNx64, "63s", "15s"), &s->counter, s->host, &s->step, stage,
                        &s->collectives, &s->waiting, &s->device, &s->locked, &s->status, &counter);
-    s->phase = PHASE_COUNT;
-    for (int i = 0; found == 10 && i < PHASE_COUNT; i++)
-        if (strcmp(phase, watch_phases[i].name) == 0) s->phase = i;
+    s->stage = STAGE_COUNT;
+    for (int i = 0; found == 10 && i < STAGE_COUNT; i++)
+        if (strcmp(stage, watch_stages[i].name) == 0) s->stage = i;
     watch_clean_host(s->host);
-    return found == 10 && counter == s->counter && s->phase < PHASE_COUNT && s->step >= 0 && s->waiting >= 0 &&
+    return found == 10 && counter == s->counter && s->stage < STAGE_COUNT && s->step >= 0 && s->waiting >= 0 &&
            s->waiting < 1e9 && s->status >= -1 && s->status <= 255;
 }
 
@@ -183,7 +183,7 @@ static inline bool watch_write(int fd) {
     WatchState *s = &watch.own;
     s->counter++;
     int n = snprintf(text, sizeof(text), WATCH_FORMAT(PRIu64, PRId64, PRIx64, "s", "s") " time %lld", s->counter,
-                     s->host, WATCH_GET(own.step), watch_phases[WATCH_GET(own.phase)].name, WATCH_GET(own.collectives),
+                     s->host, WATCH_GET(own.step), watch_stages[WATCH_GET(own.stage)].name, WATCH_GET(own.collectives),
                      watch_waited(), s->device, s->locked, s->status, s->counter, (long long)time(NULL));
     assert(n < WATCH_BYTES);
     memset(text + n, ' ', (size_t)(WATCH_BYTES - n)); // over the rest of a longer text
@@ -301,8 +301,8 @@ __attribute__((noreturn)) static inline void watch_report(int rank, const WatchS
     fprintf(stderr,
             "diffv2: rank %d (%s) %s; last state at step %" PRId64 ", %s; rank %d is at step %" PRId64
             ", %s%s; all ranks exit; --resume continues from the newest checkpoint\n",
-            rank, s->host[0] ? s->host : "?", what, s->step, watch_phases[s->phase].description, watch.rank,
-            WATCH_GET(own.step), watch_phases[WATCH_GET(own.phase)].description, more);
+            rank, s->host[0] ? s->host : "?", what, s->step, watch_stages[s->stage].description, watch.rank,
+            WATCH_GET(own.step), watch_stages[WATCH_GET(own.stage)].description, more);
     watch_claim("failed", "1");
     watch_exit(EXIT_FAILED);
 }
@@ -408,7 +408,7 @@ static inline void *watch_timer_thread(void *unused) {
                     "diffv2: rank %d (%s) has waited for other ranks for %.0f s at step %" PRId64
                     ", %s, and %s does not answer\n",
                     watch.rank, watch.own.host, waited, WATCH_GET(own.step),
-                    watch_phases[WATCH_GET(own.phase)].description, watch.path);
+                    watch_stages[WATCH_GET(own.stage)].description, watch.path);
         if (watch_exit_hook) watch_exit_hook();
         _exit(EXIT_FAILED);
     }
@@ -438,7 +438,7 @@ static inline bool watch_record_line(const char *line) {
 static inline void watch_print_pending(int status) {
     if (!watch.pending[0])
         fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", watch.rank, watch.own.host,
-                status, watch.own.step, watch_phases[watch.own.phase].description);
+                status, watch.own.step, watch_stages[watch.own.stage].description);
     for (char *line = watch.pending, *end; *line; line = end) {
         end = line + strcspn(line, "\n");
         if (*end) *end++ = 0;

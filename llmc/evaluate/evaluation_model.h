@@ -82,7 +82,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     int *targets = batch + N, *starts = val->documents ? batch + 2 * N : NULL;
     real *losses = (real *)checked_calloc(N, sizeof(real));
     double all[2] = {0, 0}; // the sum of the losses, and ranks that could not read
-    watch_phase(PHASE_VALIDATION);
+    watch_stage(STAGE_VALIDATION);
     dataloader_start(val, 0);
     for (uint64_t first = 0; first < windows && !measurement_ends(m); first += (uint64_t)B * ranks) {
         uint64_t done = first + mine;

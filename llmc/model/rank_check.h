@@ -71,7 +71,7 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
                                   {"master.", model->master, sizeof(real)}};
     int count = plan->sharding.level ? 1 : model->master ? 4 : 3;
     if (comm_ranks() == 1) return;
-    watch_phase(PHASE_CHECK);
+    watch_stage(STAGE_CHECK);
     params_await(model);
     const TensorList *list = &plan->tensors;
     int ranks = comm_ranks();

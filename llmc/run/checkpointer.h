@@ -69,7 +69,7 @@ static inline void checkpointer_advance(Checkpointer *c) {
 static inline void checkpointer_finish(Checkpointer *c) {
     double start = now_seconds();
     if (!background.on) return;
-    watch_phase(PHASE_SAVE);
+    watch_stage(STAGE_SAVE);
     background_finish();
     background.stall_seconds += now_seconds() - start;
     checkpointer_log_background(c);
@@ -108,7 +108,7 @@ static inline void checkpointer_save(Checkpointer *c, bool continues) {
     if (!o->out) return;
     checkpointer_finish(c);
     if (o->check_ranks_every) ranks_check(c->model, c->state->step);
-    watch_phase(PHASE_SAVE);
+    watch_stage(STAGE_SAVE);
     params_await(c->model);
     CheckpointBuffers buffers = checkpoint_buffers(c->model);
     double start = now_seconds();

@@ -5,7 +5,7 @@ it.
 #pragma once
 #include "../base/host.h"
 #include "../base/revision.h"
-#include "../base/start_phases.h"
+#include "../base/start_parts.h"
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "../options/environment.h"
@@ -87,13 +87,13 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
 }
 
 static inline void describe_start(cJSON *json) {
-    start_phase("log");
+    start_part("log");
     cJSON *all = cJSON_AddArrayToObject(json, "start_phases");
-    for (int i = 0; i < start_phases.count - 1; i++) { // without this phase
-        cJSON *phase = cJSON_CreateObject();
-        cJSON_AddStringToObject(phase, "name", start_phases.names[i]);
-        cJSON_AddNumberToObject(phase, "seconds", 1e-3 * round(1e3 * start_phases.seconds[i]));
-        CHECK(cJSON_AddItemToArray(all, phase), "out of memory for a JSON text");
+    for (int i = 0; i < start_parts.count - 1; i++) { // without this part
+        cJSON *part = cJSON_CreateObject();
+        cJSON_AddStringToObject(part, "name", start_parts.names[i]);
+        cJSON_AddNumberToObject(part, "seconds", 1e-3 * round(1e3 * start_parts.seconds[i]));
+        CHECK(cJSON_AddItemToArray(all, part), "out of memory for a JSON text");
     }
 }
 
