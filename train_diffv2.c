@@ -464,8 +464,8 @@ static double clip_factor(double grad_norm, double clip) { return clip > 0 && gr
 static void model_update_matrices(Model *model, const Options *o, double lr, int l) {
     ModelState *state = &model->state;
     layer_orthogonalize(state, l, o->beta2);
-    for (int i = 0; i < model->plan.tensors.run_count; i++) {
-        const Tensor *tensor = &model->plan.tensors.runs[i];
+    for (int i = 0; i < model->plan.tensors.span_count; i++) {
+        const Tensor *tensor = &model->plan.tensors.spans[i];
         if (tensor->layer != l || !tensor->muon) continue;
         Scaling k = tensor_scaling(&model->plan.config, tensor);
         for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);)
@@ -480,8 +480,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     assert(isfinite(grad_norm) && update > 0);
     ModelState *state = &model->state;
     double scale = clip_factor(grad_norm, o->grad_clip);
-    for (int i = 0; i < model->plan.tensors.run_count; i++) {
-        const Tensor *tensor = &model->plan.tensors.runs[i];
+    for (int i = 0; i < model->plan.tensors.span_count; i++) {
+        const Tensor *tensor = &model->plan.tensors.spans[i];
         Scaling k = tensor_scaling(&model->plan.config, tensor);
         for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);) {
             if (tensor->row->kind == T_ROUTER_BIAS)
@@ -495,7 +495,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
                              tensor->row->decay ? o->weight_decay / k.rate : 0, update);
         }
         bool in_layer = tensor->layer >= 0 && tensor->layer < model->plan.config.L;
-        if (model->plan.tensors.muon && in_layer && run_ends_group(&model->plan.tensors, i))
+        if (model->plan.tensors.muon && in_layer && span_ends_group(&model->plan.tensors, i))
             model_update_matrices(model, o, lr, tensor->layer);
         params_updated(state, i);
     }

@@ -83,29 +83,29 @@ static void test_expert_differences(void) {
     }
 }
 
-// Two tensors are in one run if and only if they are neighbours that are updated alike.
-static void expect_runs(const ModelPlan *plan) {
+// Two tensors are in one span if and only if they are neighbours that are updated alike.
+static void expect_spans(const ModelPlan *plan) {
     const TensorList *list = &plan->tensors;
-    const Tensor *run = list->runs, *last = run + list->run_count - 1;
+    const Tensor *span = list->spans, *last = span + list->span_count - 1;
     for (int i = 0; i < list->count; i++) {
         const Tensor *t = &list->tensors[i];
         bool apart = i == 0 || t->layer != t[-1].layer || t->ndim != t[-1].ndim || t->row->kind == T_ROUTER_BIAS ||
                      t[-1].row->kind == T_ROUTER_BIAS;
-        if (i > 0 && apart && run < last) run++;
-        bool first = run->offset == t->offset && run->row == t->row;
-        EXPECT(first == apart && run->layer == t->layer && run->row->decay == t->row->decay &&
-                   run->offset + run->count >= t->offset + t->count &&
-                   is_product_weight(plan, run) == is_product_weight(plan, t),
-               "%s is not in the run of %s", t->name, run->name);
-        if (i + 1 == list->count || (run < last && t[1].offset == run[1].offset))
-            EXPECT(run->offset + run->count == t->offset + t->count, "the run of %s does not end with %s", run->name,
-                   t->name);
+        if (i > 0 && apart && span < last) span++;
+        bool first = span->offset == t->offset && span->row == t->row;
+        EXPECT(first == apart && span->layer == t->layer && span->row->decay == t->row->decay &&
+                   span->offset + span->count >= t->offset + t->count &&
+                   is_product_weight(plan, span) == is_product_weight(plan, t),
+               "%s is not in the span of %s", t->name, span->name);
+        if (i + 1 == list->count || (span < last && t[1].offset == span[1].offset))
+            EXPECT(span->offset + span->count == t->offset + t->count, "the span of %s does not end with %s",
+                   span->name, t->name);
     }
-    EXPECT(run == last, "%d runs, not %d", list->run_count, (int)(run - list->runs) + 1);
+    EXPECT(span == last, "%d spans, not %d", list->span_count, (int)(span - list->spans) + 1);
 }
 
 // Three updates give each tensor the bits that it has when it is updated alone, and leave all padding 0.
-static void test_updates_of_runs(void) {
+static void test_updates_of_spans(void) {
     static const char *const variants[] = {"diff_v2", "sink", "diff_v1", "gated_elem", "diff_v2_layer_lambda"};
     Options o;
     options_defaults(&o);
@@ -116,7 +116,7 @@ static void test_updates_of_runs(void) {
         int *tokens = expert_start(&m, i, variants[i], FOR_TRAINING, RECOMPUTE_NOTHING);
         const TensorList *list = &m.plan.tensors;
         size_t count = list->buffer_count, padding = count;
-        expect_runs(&m.plan);
+        expect_spans(&m.plan);
         floatX *params = (floatX *)checked_calloc(count, sizeof(floatX));
         real *moments[2];
         for (int k = 0; k < 2; k++) moments[k] = (real *)checked_calloc(count, sizeof(real));
@@ -387,7 +387,7 @@ static void test_experts_match_parameters(void) {
 }
 
 static const Test expert_tests[] = {
-    {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_runs},
+    {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_spans},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"an expert that the bias chooses has a weight wherever its logit is", test_router_far_choice},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},

@@ -50,8 +50,8 @@ static inline double update_norm_by_group(double *squares, const ModelState *s, 
     size_t bytes = (size_t)sharding->groups * sizeof(double);
     double sum = 0;
     memset(squares, 0, bytes);
-    for (int i = 0; i < list->run_count; i++) {
-        const Tensor *t = &list->runs[i];
+    for (int i = 0; i < list->span_count; i++) {
+        const Tensor *t = &list->spans[i];
         Scaling k = tensor_scaling(&s->plan->config, t);
         if (t->muon || t->row->kind == T_ROUTER_BIAS) continue;
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)

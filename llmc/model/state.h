@@ -18,7 +18,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
     own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
     own_pieces, own_next    the pieces of a tensor that this rank updates, each with one rate
     layer_orthogonalize(s, l, beta2)   Muon: from the directions of a layer's matrices to its step, in their gradients
-    params_updated(s, i)    run i of the tensors is updated: starts to gather its group when it is complete
+    params_updated(s, i)    span i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
     params_changed(s)       parameters were loaded or restored
     params_await(s)         waits until this rank has all parameters, with --zero 3 the parameters in transfer
@@ -218,8 +218,8 @@ static inline void grads_open(ModelState *s, int l) {
     const TensorList *list = &s->plan->tensors;
     assert(l >= -1 && l <= s->plan->config.L);
     if (grads_two_layers(s->plan)) grads_await_place(s, 1 + l);
-    for (int i = 0; i < list->run_count && !grads_add(s); i++) {
-        const Tensor *t = &list->runs[i];
+    for (int i = 0; i < list->span_count && !grads_add(s); i++) {
+        const Tensor *t = &list->spans[i];
         if (t->layer == l && !is_product_weight(s->plan, t)) buffer_zero(tensor_grad(s, t), t->count * sizeof(grad_t));
     }
 }
@@ -340,9 +340,9 @@ static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
     comm_wait(ticket);
 }
 
-static inline void params_updated(ModelState *s, int run) {
-    const Tensor *t = &s->plan->tensors.runs[run];
-    if (!run_ends_group(&s->plan->tensors, run)) return;
+static inline void params_updated(ModelState *s, int span) {
+    const Tensor *t = &s->plan->tensors.spans[span];
+    if (!span_ends_group(&s->plan->tensors, span)) return;
     weight_copies_forget(&s->copies, s->plan);
     if (s->plan->sharding.level) params_renew(s, t->layer + 1);
 }

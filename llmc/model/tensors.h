@@ -99,8 +99,8 @@ typedef struct {
 typedef struct {
     Tensor *tensors;
     int count;
-    Tensor *runs; // [run_count]: the tensors with neighbours joined; see tensors_join
-    int run_count;
+    Tensor *spans; // [span_count]: the tensors with neighbours joined; see tensors_join
+    int span_count;
     size_t parameter_count; // elements of all tensors
     size_t buffer_count;    // elements of a parameter buffer: all tensors with padding
     // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], and of what follows the layers at
@@ -209,24 +209,24 @@ static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Te
     return a->layer == b->layer && same && !balanced;
 }
 
-// A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
-// experts has 4 runs instead of 392 tensors. The run includes the padding between its tensors, which stays 0, since its
+// A span has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
+// experts has 4 spans instead of 392 tensors. The span includes the padding between its tensors, which stays 0, since its
 // gradient is 0.
 static inline void tensors_join(TensorList *list, const ModelConfig *c) {
-    free(list->runs);
-    list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
-    list->run_count = 0;
+    free(list->spans);
+    list->spans = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
+    list->span_count = 0;
     for (int i = 0; i < list->count; i++) {
         const Tensor *t = &list->tensors[i];
-        if (i == 0 || !tensors_alike(c, t - 1, t)) list->runs[list->run_count++] = *t;
-        Tensor *run = &list->runs[list->run_count - 1];
-        run->count = t->offset + t->count - run->offset;
+        if (i == 0 || !tensors_alike(c, t - 1, t)) list->spans[list->span_count++] = *t;
+        Tensor *span = &list->spans[list->span_count - 1];
+        span->count = t->offset + t->count - span->offset;
     }
 }
 
-// Whether a run is the last of its group.
-static inline bool run_ends_group(const TensorList *list, int run) {
-    return run + 1 == list->run_count || list->runs[run + 1].layer != list->runs[run].layer;
+// Whether a span is the last of its group.
+static inline bool span_ends_group(const TensorList *list, int span) {
+    return span + 1 == list->span_count || list->spans[span + 1].layer != list->spans[span].layer;
 }
 
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
@@ -273,7 +273,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
 
 static inline void tensor_list_free(TensorList *list) {
     free(list->tensors);
-    free(list->runs);
+    free(list->spans);
     free(list->index);
     free(list->group_offset);
     memset(list, 0, sizeof(*list));
