@@ -191,8 +191,8 @@ static void yoco_forward(Model *model, Rows rows) {
 }
 
 // Computes the embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.
-static void model_forward_embedding(void *opaque, int N) {
-    Model *model = (Model *)opaque;
+static void model_forward_embedding(void *self, int N) {
+    Model *model = (Model *)self;
     ModelState *state = &model->state;
     Activations *acts = &model->acts;
     const ModelConfig *c = &model->plan.config;
@@ -207,8 +207,8 @@ static void model_forward_embedding(void *opaque, int N) {
 
 // Runs layers from .. to-1, and computes YOCO's keys and values after its lower half. Calls visit after each layer,
 // unless it is NULL.
-static void model_forward_layers(void *opaque, int from, int to, Rows rows, LayerVisit visit, void *visitor) {
-    Model *model = (Model *)opaque;
+static void model_forward_layers(void *self, int from, int to, Rows rows, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)self;
     for (int l = from; l < to; l++) {
         layer_params(&model->state, l);
         block_forward(model, l, rows);
@@ -429,21 +429,21 @@ static void model_backward(Model *model, int B, int T) {
 
 // Uploads a batch of N rows. starts: where the document of each input begins in its sequence, or NULL; attention does
 // not read earlier keys. Positions count from the start of the sequence: rotary scores depend on distances only.
-static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
+static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *document_starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
-    model->acts.first_key = starts ? model->acts.starts : NULL;
-    if (!starts) return;
-    buffer_upload(model->acts.starts, starts, bytes);
-    attention_documents(model->acts.documents, model->acts.starts, starts, N, model->plan.T);
+    model->acts.first_key = document_starts ? model->acts.document_starts : NULL;
+    if (!document_starts) return;
+    buffer_upload(model->acts.document_starts, document_starts, bytes);
+    attention_documents(model->acts.documents, model->acts.document_starts, document_starts, N, model->plan.T);
 }
 
 // Runs one micro-step of an update over total_rows rows: adds its part of the gradient of the mean loss of all rows.
-static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
+static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *document_starts, int B, int T,
                              double total_rows) {
     ModelState *state = &model->state;
-    model_read_batch(model, inputs, targets, starts, B * T);
+    model_read_batch(model, inputs, targets, document_starts, B * T);
     watch_stage(STAGE_FORWARD);
     model_forward(model, B, T, NULL, NULL);
     router_count(&model->router, model->mlps, B * T, total_rows, state->micro_step == 0);
@@ -525,20 +525,20 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 // ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: measurements and generation
 
-static void model_forward_tokens(void *opaque, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
-    Model *model = (Model *)opaque;
+static void model_forward_tokens(void *self, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)self;
     model_read_batch(model, tokens, tokens, NULL, B * T);
     model_forward(model, B, T, visit, visitor);
 }
-static void model_losses(void *opaque, const int *inputs, const int *targets, const int *starts, int B, int T) {
-    Model *model = (Model *)opaque;
-    model_read_batch(model, inputs, targets, starts, B * T);
+static void model_losses(void *self, const int *inputs, const int *targets, const int *document_starts, int B, int T) {
+    Model *model = (Model *)self;
+    model_read_batch(model, inputs, targets, document_starts, B * T);
     model_forward(model, B, T, NULL, NULL);
     model_classify(model, B * T, 0);
 }
-static void model_gradients(void *opaque, const int *inputs, const int *targets, const int *starts, int B, int T,
+static void model_gradients(void *self, const int *inputs, const int *targets, const int *document_starts, int B, int T,
                             double total_rows) {
-    model_micro_step((Model *)opaque, inputs, targets, starts, B, T, total_rows);
+    model_micro_step((Model *)self, inputs, targets, document_starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
     EvaluationModel m = {&model->plan,         &model->acts, &model->state,   &model->head, model,
@@ -566,15 +566,15 @@ typedef struct {
     Inputs data;
     Log log; // open on rank 0 with --out
     Checkpointer checkpointer;
-    double start_loss;              // set by divergence_start
-    int stop;                       // the signal that a rank had received at the last agreement; 0: none
-    StopAgreement agreement;        // during the measurement
-    double *agreed;                 // [ranks + 1][step_exchange_count]
-    int micro_steps;                // per update
-    int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
-    LayerStats *stats;              // [L]: statistics of the last micro-step of a step that logs them; or NULL
-    double *update_squares;         // [groups]: sums of squares of the last update that was measured
-    AppliedChanges changes;         // --change
+    double start_loss; // set by divergence_start
+    int stop; // the signal that a rank had received at the last agreement; 0: none
+    StopAgreement agreement;                 // during the measurement
+    double *agreed;                          // [ranks + 1][step_exchange_count]
+    int micro_steps;                         // per update
+    int *inputs, *targets, *document_starts; // (B, T) on the host; document_starts: or NULL
+    LayerStats *stats; // [L]: statistics of the last micro-step of a step that logs them; or NULL
+    double *update_squares; // [groups]: sums of squares of the last update that was measured
+    AppliedChanges changes;                  // --change
     Peak peak;
 } Run;
 
@@ -644,10 +644,10 @@ static StepResult run_step(Run *run) {
     for (int micro = 0; micro < run->micro_steps; micro++) {
         bool last = micro + 1 == run->micro_steps;
         watch_stage(STAGE_DATA);
-        dataloader_read(&run->data.train, run->inputs, run->targets, run->starts);
+        dataloader_read(&run->data.train, run->inputs, run->targets, run->document_starts);
         model->stats = last && stats_due(o, s->step + 1) ? run->stats : NULL;
         grads_begin(&model->state, micro, last);
-        model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
+        model_micro_step(model, run->inputs, run->targets, run->document_starts, B, T, (double)o->total_batch);
     }
     run_gather_step_facts(run, &result);
     if (run->data.train.any_unread) return result;
@@ -865,7 +865,7 @@ static void run_set_batch(Run *run) {
     size_t N = (size_t)run->model.plan.B * run->model.plan.T;
     run->inputs = (int *)checked_calloc(N, sizeof(int));
     run->targets = (int *)checked_calloc(N, sizeof(int));
-    run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
+    run->document_starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
     run->model.z_loss = (real)o->z_loss;
     router->aux_weight = o->router_aux;
@@ -952,7 +952,7 @@ static void run_close(Run *run) {
     attention_close();
     free(run->inputs);
     free(run->targets);
-    free(run->starts);
+    free(run->document_starts);
     free(run->agreed);
     free(run->stats);
     free(run->update_squares);
@@ -996,7 +996,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     run_trial_updates(run, &trial);
     EvaluationModel m = evaluation_model(&run->model);
     double windows = (double)validation_windows(&run->data, o) + choices_windows(&run->data.choices, plan->T);
-    costs.validation = windows * trial_window(&m, run->inputs, run->targets, run->starts);
+    costs.validation = windows * trial_window(&m, run->inputs, run->targets, run->document_starts);
     params_await(&run->model.state);
     if (is_rank0()) {
         costs.update = trial_update(&trial);

@@ -319,7 +319,7 @@ static void test_document_starts(void) {
     for (int round = 0; round < 200; round++) {
         Separator s = {3, round % 2 == 1};
         for (int t = 0; t < T; t++) tokens[t] = test_random_int(&r, 4 + round % 9);
-        document_starts(start, tokens, T, s);
+        documents_find(start, tokens, T, s);
         for (int t = 0; t < T; t++) {
             int expected = t;
             if (s.after)

@@ -323,7 +323,7 @@ static void test_experts_round(void) {
         int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
         int l = e->dense_layers, N = e->model.B * e->model.T, R = N * e->K, C = e->model.C;
         const Mlp *mlp = &m.mlps[l];
-        const int *starts = mlp->a->starts;
+        const int *starts = mlp->a->expert_starts;
         Activation x = m.acts.layers[l].norm2, dy = m.acts.layers[l].dx_out;
         size_t bytes = (size_t)R * C * sizeof(floatX);
         floatX *out = (floatX *)checked_calloc(1, bytes), *dout = (floatX *)checked_calloc(1, bytes);

@@ -12,7 +12,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     int N = mc->B * mc->T;
     int *starts = (int *)checked_calloc(N, sizeof(int)), *marks = case_tokens(N, 5, 9);
     Separator s = {0, false};
-    for (int b = 0; b < mc->B; b++) document_starts(starts + b * mc->T, marks + b * mc->T, mc->T, s);
+    for (int b = 0; b < mc->B; b++) documents_find(starts + b * mc->T, marks + b * mc->T, mc->T, s);
     for (int step = 0; step < 3; step++) {
         m->stats = step == 2 ? stats : NULL;
         m->state.micro_step = step;

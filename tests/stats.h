@@ -251,7 +251,7 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
     int *starts = (int *)checked_calloc(B * T, sizeof(int));
     Separator s = {0, false};
     int *marks = case_tokens(B * T, 5, 9);
-    for (int b = 0; b < B; b++) document_starts(starts + b * T, marks + b * T, T, s);
+    for (int b = 0; b < B; b++) documents_find(starts + b * T, marks + b * T, T, s);
     model_micro_step(m, tokens, tokens + 1, starts, B, T, B * T);
     free(marks);
     free(starts);

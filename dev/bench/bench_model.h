@@ -111,7 +111,7 @@ static void bench_init(Model *model) {
 typedef struct {
     Model model;
     int B, T, *tokens;
-    int *starts; // of each position's document; NULL without --doc-mask
+    int *document_starts; // of each position's document; NULL without --doc-mask
 } BenchModel;
 
 // A planned model.
@@ -122,8 +122,9 @@ static void bench_alloc(BenchModel *b) {
     ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
     b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
-    b->starts = bench_layers.documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
-    for (int n = 0; b->starts && n < B * T; n++) b->starts[n] = n % T / max_int(1, T / 3) * max_int(1, T / 3);
+    b->document_starts = bench_layers.documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
+    for (int n = 0; b->document_starts && n < B * T; n++)
+        b->document_starts[n] = n % T / max_int(1, T / 3) * max_int(1, T / 3);
 }
 static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
                        Purpose purpose) {
@@ -136,7 +137,7 @@ static void bench_close(BenchModel *b) {
     ops_free(); // the next model needs the memory
 #endif
     free(b->tokens);
-    free(b->starts);
+    free(b->document_starts);
 }
 
 // One update as in the trainer, forward and backward alone, or a forward with its loss. Returns seconds; part: those of
@@ -151,7 +152,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     int N = b->B * b->T;
     double start = now_seconds();
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
+    model_read_batch(model, b->tokens, b->tokens + 1, b->document_starts, N);
     model_forward(model, b->B, b->T, NULL, NULL);
     if (training) router_count(&model->router, model->mlps, N, N, true);
     if (training && model->plan.config.tied) grads_open(&model->state, -1); // as model_micro_step

@@ -235,7 +235,7 @@ static inline void sparse_attention_backward(floatX *dq, floatX *dk, floatX *dv,
                                              AttentionShape s, bool add_dv) {
     record_attention_backward(__func__, s, predicted_attention(recorded.device, recorded.options, s, true));
 }
-static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
+static inline void attention_documents(int *list, const int *first_key, const int *document_starts, int N, int T) {
     record_rows(CLASS_ATTENTION_FORWARD, __func__, 1, (size_t)N * sizeof(int));
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,

@@ -14,7 +14,7 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
   CorpusSpecs corpus_parse(text)               exits with one line if the text is invalid
   bool        corpus_read_info(path, &info)    false if `path` is not a directory with a corpus.json
   void        corpus_check_shards(...)         exits unless the shards equal the list in corpus.json
-  void        document_starts(...)             where the document of each token begins
+  void        documents_find(...)             where the document of each token begins
 */
 #pragma once
 #include "../base/files.h"
@@ -249,7 +249,7 @@ static inline bool separator_parse(const char *text, Separator *s) {
 
 // start[t], in [0,t] = the position of the first token of the document of tokens[t]; 0 for a document that began before
 // tokens[0]. Attention of position t is restricted to positions from start[t] on.
-static inline void document_starts(int *start, const int *tokens, int T, Separator s) {
+static inline void documents_find(int *start, const int *tokens, int T, Separator s) {
     for (int t = 0, first = 0; t < T; t++) {
         bool separates = s.after ? t > 0 && tokens[t - 1] == s.token : tokens[t] == s.token;
         if (separates) first = t;

@@ -285,7 +285,7 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
     if (l->open_files[place].fd < 0) return false;
     size_t first = (at.window - s->first_window) * l->T;
     if (!shard_read_tokens(s, l->open_files[place].fd, first, l->T + 1, l->V, l->raw, tokens, l->error)) return false;
-    if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
+    if (l->documents) documents_find(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
     return true;
 }
 
@@ -330,11 +330,11 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     l->running = true;
 }
 
-// inputs, targets (B,T) = this rank's next micro-batch. starts (B,T), unless NULL = the position where the document of
-// each input begins. The global index advances by ranks*B windows. False, now and from then on, if the batch could not
-// be read.
-static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int *starts) {
-    assert(l->running && (starts == NULL || l->documents));
+// inputs, targets (B,T) = this rank's next micro-batch. document_starts (B,T), unless NULL = the position where the
+// document of each input begins. The global index advances by ranks*B windows. False, now and from then on, if the
+// batch could not be read.
+static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int *document_starts) {
+    assert(l->running && (document_starts == NULL || l->documents));
     pthread_mutex_lock(&l->lock);
     double begin = l->produced == l->consumed ? now_seconds() : 0;
     while (l->produced == l->consumed && !l->failed) pthread_cond_wait(&l->changed, &l->lock);
@@ -348,7 +348,7 @@ static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
         memcpy(inputs + b * T, row, T * sizeof(int));
         memcpy(targets + b * T, row + 1, T * sizeof(int));
-        if (starts) memcpy(starts + b * T, row + T + 1, T * sizeof(int));
+        if (document_starts) memcpy(document_starts + b * T, row + T + 1, T * sizeof(int));
     }
     pthread_mutex_lock(&l->lock);
     l->consumed++;
@@ -364,8 +364,8 @@ static inline void dataloader_fail(DataLoader *l, const char *more) {
 }
 
 // As dataloader_read, but exits with one line if the batch could not be read.
-static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *starts) {
-    if (!dataloader_read(l, inputs, targets, starts)) dataloader_fail(l, "");
+static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *document_starts) {
+    if (!dataloader_read(l, inputs, targets, document_starts)) dataloader_fail(l, "");
 }
 
 // The global index of the next window, which a checkpoint stores and dataloader_start takes.

@@ -16,9 +16,9 @@ typedef struct {
     // layer), unless visit is NULL: layers share the memory of their activations.
     void (*forward)(void *model, const int *tokens, int B, int T, LayerVisit visit, void *data);
     // Adds the losses of a batch to acts->losses. starts: starts of documents, or NULL.
-    void (*losses)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T);
+    void (*losses)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T);
     // Also computes the gradients of the sum of losses / total_rows.
-    void (*gradients)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T,
+    void (*gradients)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T,
                       double total_rows);
     // Whether to abort the measurement, whose result is then not used. All ranks call it equally often, before their
     // batches. NULL: never.
@@ -79,7 +79,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     size_t N = (size_t)B * T;
     uint64_t ranks = (uint64_t)comm_ranks(), mine = (uint64_t)comm_rank() * (uint64_t)B;
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
-    int *targets = batch + N, *starts = val->documents ? batch + 2 * N : NULL;
+    int *targets = batch + N, *document_starts = val->documents ? batch + 2 * N : NULL;
     real *losses = (real *)checked_calloc(N, sizeof(real));
     double all[2] = {0, 0}; // the sum of the losses, and ranks that could not read
     watch_stage(STAGE_VALIDATION);
@@ -91,13 +91,13 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
             break;
         }
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
-        if (!dataloader_read(val, batch, targets, starts)) {
+        if (!dataloader_read(val, batch, targets, document_starts)) {
             if (!m->abandons) dataloader_fail(val, "");
             follow_forward(m->state);
             continue;
         }
         buffer_zero(m->acts->losses, (size_t)rows * sizeof(real));
-        m->losses(m->model, batch, targets, starts, rows / T, T);
+        m->losses(m->model, batch, targets, document_starts, rows / T, T);
         buffer_download(losses, m->acts->losses, (size_t)rows * sizeof(real));
         for (int n = 0; n < rows; n++) {
             double loss = (double)losses[n];

@@ -18,7 +18,7 @@ static inline void dump_gradients(const EvaluationModel *m, DataLoader *train, c
               "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
               first->token_count, N + 1);
         starts = (int *)checked_calloc(N, sizeof(int));
-        for (size_t at = 0; at < N; at += (size_t)T) document_starts(starts + at, tokens + at, T, first->separator);
+        for (size_t at = 0; at < N; at += (size_t)T) documents_find(starts + at, tokens + at, T, first->separator);
     }
     m->gradients(m->model, tokens, tokens + 1, starts, B, T, (double)N);
     double loss = loss_sum(m->acts, (int)N) / (double)N;

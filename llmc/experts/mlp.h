@@ -22,7 +22,7 @@ mlp.h: the MLP of a layer of any kind (mlp_kinds.h): an MLP for every token, exp
     A(real, router_lse, mlp.experts ? N : 0, RECOMPUTE_NEVER)                                                         \
     A(int, experts, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
     A(real, expert_weights, N * mlp.active, RECOMPUTE_NEVER)                                                          \
-    A(int, starts, mlp.experts ? mlp.experts + 1 : 0, RECOMPUTE_NEVER) /* starts, entries, places: as expert_group */ \
+    A(int, expert_starts, mlp.experts ? mlp.experts + 1 : 0, RECOMPUTE_NEVER) /* the starts of expert_group */        \
     A(int, entries, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
     A(int, places, N * mlp.active, RECOMPUTE_NEVER)                                                                   \
     A(floatX, expert_gate_up, N * mlp.active * 2 * mlp.expert_width, RECOMPUTE_NORMS_AND_MLP)
@@ -66,7 +66,7 @@ static inline void mlp_recompute(Activation x, const Mlp *m, int N) {
     const MlpActivations *a = m->a;
     if (m->dims.experts) {
         expert_gather(m->rows, x.data, a->entries, mlp_routing(m, N));
-        expert_linear_forward(a->expert_gate_up, activation(m->rows, x.max), &m->expert_gate_up, a->starts, N,
+        expert_linear_forward(a->expert_gate_up, activation(m->rows, x.max), &m->expert_gate_up, a->expert_starts, N,
                               N * m->dims.active);
     }
     if (m->dims.width) {
@@ -82,13 +82,14 @@ static inline void mlp_forward(floatX *branch, Activation x, const Mlp *m, int N
     if (m->dims.experts) {
         router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, x.data, m->router,
                        m->router_bias, r);
-        expert_group(a->starts, a->entries, a->places, a->experts, r);
+        expert_group(a->expert_starts, a->entries, a->places, a->experts, r);
     }
     mlp_recompute(x, m, N);
     if (m->dims.width) linear_forward(branch, a->hidden, &m->down, N);
     if (m->dims.experts) {
         mlp_expert_hidden(m, N);
-        expert_linear_forward(m->expert_out, m->expert_hidden, &m->expert_down, a->starts, N, N * m->dims.active);
+        expert_linear_forward(m->expert_out, m->expert_hidden, &m->expert_down, a->expert_starts, N,
+                              N * m->dims.active);
         expert_combine(branch, m->expert_out, a->places, r, m->dims.width > 0);
     }
 }
@@ -104,7 +105,7 @@ static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, 
     if (first) buffer_zero(losses->totals, router_all_totals(losses) * sizeof(real));
     for (int l = losses->first; l < losses->L; l++) {
         const MlpActivations *a = layers[l].a;
-        router_totals(router_layer_totals(losses, l), a->router_logits, a->router_lse, a->starts,
+        router_totals(router_layer_totals(losses, l), a->router_logits, a->router_lse, a->expert_starts,
                       mlp_routing(&layers[l], N));
     }
     if (!router_sums_loads(losses)) return;
@@ -127,14 +128,14 @@ static inline void mlp_experts_backward(floatX *dx, Activation dbranch, Activati
     // branch = sum of down(hidden) over the places of a row
     expert_gather(m->rows, dbranch.data, a->entries, r);
     expert_linear_backward(m->dexpert_hidden, activation(m->rows, dbranch.max), m->expert_hidden, &m->expert_down,
-                           a->starts, N, R, add);
+                           a->expert_starts, N, R, add);
     // hidden = weight * swiglu(expert_gate_up)
     expert_swiglu_backward(m->dexpert_gate_up, m->dexpert_weights, m->dexpert_hidden, a->expert_gate_up,
                            a->expert_weights, a->entries, R, m->dims.expert_width);
     // expert_gate_up = gate_up(the rows of x)
     expert_gather(m->rows, x.data, a->entries, r);
-    expert_linear_backward(m->expert_out, m->dexpert_gate_up, activation(m->rows, x.max), &m->expert_gate_up, a->starts,
-                           N, R, add);
+    expert_linear_backward(m->expert_out, m->dexpert_gate_up, activation(m->rows, x.max), &m->expert_gate_up,
+                           a->expert_starts, N, R, add);
     expert_combine(dx, m->expert_out, a->places, r, m->dims.width > 0);
     // expert_weights = router(x), and the two losses of the router
     router_backward(dx, m->drouter, m->dexpert_weights, x.data, m->router, a->router_logits, a->router_lse, a->experts,

@@ -58,7 +58,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* for generation: position of the first row of each sequence */                                              \
     A(int, first, generates ? plan->B : 0)                                                                        \
     /* where the document of each input begins in its sequence */                                                 \
-    A(int, starts, generates ? 0 : N)                                                                             \
+    A(int, document_starts, generates ? 0 : N)                                                                    \
     /* first rows of the documents, for attention_documents */                                                    \
     A(int, documents, generates ? 0 : N + 1)                                                                      \
     /* [L][LINEAR_BLOCK_COUNT][2]: --matmul-dtype fp8: the largest magnitudes of x and dy */                      \
@@ -138,7 +138,7 @@ typedef struct {
 #undef MEMBER
 #undef MEASURED_MEMBER
     LayerActivations *layers; // [L]
-    const int *first_key;     // AttentionShape.first_key: with --doc-mask starts, else NULL
+    const int *first_key;     // AttentionShape.first_key: with --doc-mask document_starts, else NULL
 } Activations;
 
 // Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.

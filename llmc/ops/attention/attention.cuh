@@ -56,12 +56,12 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
     if (backward && add_dv) attention_prepare_one(s, documents, true, true);
 }
 
-static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
+static inline void attention_documents(int *list, const int *first_key, const int *document_starts, int N, int T) {
     OPERATION();
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
         if (!p->documents || !p->parts) continue;
-        attention_documents_read(&attention_state.documents, list, first_key, starts, N, T);
+        attention_documents_read(&attention_state.documents, list, first_key, document_starts, N, T);
         return;
     }
 }

@@ -112,8 +112,8 @@ static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
-static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
-    (void)list, (void)first_key, (void)starts, (void)N, (void)T; // attention reads first_key alone
+static inline void attention_documents(int *list, const int *first_key, const int *document_starts, int N, int T) {
+    (void)list, (void)first_key, (void)document_starts, (void)N, (void)T; // attention reads first_key alone
 }
 static inline const char *attention_backend(void) { return NULL; }
 static inline const char *attention_library_version(void) { return "none"; }

@@ -33,9 +33,9 @@ static inline void attention_documents_free(AttentionDocuments *d) {
     memset(d, 0, sizeof(*d));
 }
 
-// starts (N): where the document of each row begins in its sequence of T rows
-static inline void attention_documents_read(AttentionDocuments *d, int *list, const int *first_key, const int *starts,
-                                            int N, int T) {
+// document_starts (N): where the document of each row begins in its sequence of T rows
+static inline void attention_documents_read(AttentionDocuments *d, int *list, const int *first_key,
+                                            const int *document_starts, int N, int T) {
     if (N >= d->room) {
         attention_documents_free(d);
         d->room = N + 1;
@@ -44,7 +44,7 @@ static inline void attention_documents_read(AttentionDocuments *d, int *list, co
     d->first_key = first_key;
     d->count = 0;
     for (int n = 0; n < N; n++)
-        if (starts[n] == n % T) d->rows[d->count++] = n;
+        if (document_starts[n] == n % T) d->rows[d->count++] = n;
     d->rows[d->count] = N;
     d->list = list;
     buffer_upload(list, d->rows, (d->count + 1) * sizeof(int));

@@ -25,7 +25,7 @@ typedef struct {
     const real *lse, *delta;
     const int *first;            // with a cache: the position of each sequence; nullptr: rows s.first + t
     int capacity;                // positions of the cache
-    int *counts, *starts, *rows; // only for the backward: sparse_rows_kernel
+    int *counts, *block_starts, *rows; // only for the backward: sparse_rows_kernel
     AttentionShape s;
 } SparseCall;
 
@@ -76,7 +76,7 @@ typedef struct {
 static __device__ inline SparseRows sparse_rows_of(const SparseCall &a, int b, int kv, int block) {
     const AttentionShape &s = a.s;
     const size_t list = (size_t)(b * s.NKV + kv), i = list * sparse_blocks_of(s) + block;
-    return {a.rows + list * s.T * sparse_width(s.sparse) + a.starts[i], a.counts[i]};
+    return {a.rows + list * s.T * sparse_width(s.sparse) + a.block_starts[i], a.counts[i]};
 }
 
 // A warp per list and block: counts, or with `fill` starts and rows. counts, starts (lists, blocks);
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_rows_kernel(Spar
     if (fill) { // the sum of the earlier blocks' counts
         for (int j = lane; j < block; j += WARP) at += a.counts[item - block + j];
         at = lanes_sum(at, WARP);
-        if (lane == 0) a.starts[item] = at;
+        if (lane == 0) a.block_starts[item] = at;
     }
     for (int e0 = block * s.sparse.size * width + lane; e0 - lane < entries; e0 += LOADS * WARP) { // not earlier rows
         bool has[LOADS];

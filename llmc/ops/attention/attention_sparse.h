@@ -22,7 +22,7 @@ typedef struct {
     real *kt, *vt, *k, *v, *dk, *dv;        // (ATTENTION_KEYS, D | DV): keys of a block, as in AttentionWorkspace
     real *q, *dout, *p, *ds, *noise, *part; // rows of a chunk, as in AttentionBlock; part (ROWS, D | DV)
     real *max, *sum;                        // (T)
-    int *starts, *rows;                     // rows of the lists by block: (count + 3), (T (blocks + 2))
+    int *block_starts, *rows;                     // rows of the lists by block: (count + 3), (T (blocks + 2))
     size_t total;                           // bytes
 } SparseThread;
 
@@ -57,7 +57,7 @@ static inline SparseThread sparse_thread(AttentionShape s, bool backward, char *
     w.total = 0;
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++)
         *arrays[i].at = (real *)sparse_piece(&w, memory, arrays[i].count * sizeof(real));
-    w.starts = (int *)sparse_piece(&w, memory, (s.sparse.count + 3) * sizeof(int));
+    w.block_starts = (int *)sparse_piece(&w, memory, (s.sparse.count + 3) * sizeof(int));
     w.rows = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
     return w;
 }
@@ -140,10 +140,10 @@ static inline void sparse_forward_chunk(floatX *out, const floatX *q, const int 
 static inline void sparse_forward_head(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, int b,
                                        int h, const SparseThread *w, AttentionShape s, int ldo) {
     size_t kv = h / (s.NQ / s.NKV), sequence = (size_t)b * (s.first + s.T) * s.ldkv;
-    const int *starts = w->starts, *all = w->rows;
+    const int *starts = w->block_starts, *all = w->rows;
     q += (size_t)b * s.T * s.ldq + h * s.q_head;
     k += sequence + kv * s.k_head, v += sequence + kv * s.v_head;
-    sparse_gather(w->starts, w->rows, sparse_row(s, b, h, 0), s);
+    sparse_gather(w->block_starts, w->rows, sparse_row(s, b, h, 0), s);
     for (int t = 0; t < s.T; t++) {
         w->max[t] = (real)-8e37, w->sum[t] = 0; // as in attention_forward_block
         for (int c = 0; c < s.DV; c++) out[(size_t)t * ldo + c] = 0;

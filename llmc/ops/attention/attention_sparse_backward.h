@@ -73,8 +73,8 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
                                          bool add_dv) {
     int maps = attention_maps(s), units = s.NQ / s.NKV / maps;
     size_t sequence = (size_t)b * s.T * s.ldkv, k_at = sequence + kv * s.k_head, v_at = sequence + kv * s.v_head;
-    const int *starts = w->starts;
-    sparse_gather(w->starts, w->rows, sparse_row(s, b, kv * units * maps, 0), s);
+    const int *starts = w->block_starts;
+    sparse_gather(w->block_starts, w->rows, sparse_row(s, b, kv * units * maps, 0), s);
     for (int t = 0; t < s.T; t++)
         for (int m = 0; m < units * maps; m++)
             memset(first->dq + ((size_t)b * s.T + t) * s.ldq + (kv * units * maps + m) * s.q_head, 0,

@@ -108,7 +108,7 @@ static inline size_t diff_combine_backward_bytes(size_t N, size_t NQ, size_t NH,
 // Announces the documents of a batch of N rows. Call it before attention with first_key, the device copy of starts.
 // starts is a host array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten,
 // and attention reads it until the next batch.
-static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T);
+static inline void attention_documents(int *list, const int *first_key, const int *document_starts, int N, int T);
 
 // The backend of attention: the built-in kernels, or a library (cuDNN).
 typedef struct {
