@@ -145,7 +145,7 @@ static void block_forward_attention(Model *model, int l, Rows rows) {
     int B = rows.B, T = rows.T, N = B * T, C = model->plan.config.C, ld = dims->fused_ld, width = dims->OH * dims->DV;
     linear_forward(layer->fused, layer->norm1, &p->qkvg, N);
     qk_norm_forward(model, l, N);
-    rope_forward(layer->fused, acts->rope, B, T, dims->rope_heads, dims->QD, ld, dims->QD, acts->first);
+    rope_forward(layer->fused, acts->rope, B, T, dims->rope_heads, dims->QD, ld, dims->QD, acts->start_position);
     lambda_forward(model, l, N);
     combined_forward(model, l, rows);
     subnorm_forward(model, l, N);
@@ -183,10 +183,10 @@ static void yoco_forward(Model *model, Rows rows) {
     linear_forward(acts->kv, acts->kv_norm, &p->kv, N);
     if (p->kv_k_norm)
         head_norm_forward(acts->kv, acts->kv_kept, p->kv_k_norm, N, dims->NK, dims->QD, dims->kv_ld, heads_width, eps);
-    rope_forward(acts->kv, acts->rope, rows.B, rows.T, dims->NK, dims->QD, dims->kv_ld, dims->QD, acts->first);
+    rope_forward(acts->kv, acts->rope, rows.B, rows.T, dims->NK, dims->QD, dims->kv_ld, dims->QD, acts->start_position);
     if (model->plan.purpose != FOR_GENERATION) return;
     floatX *cache = acts->layers[l].kv + (size_t)rows.sequence * capacity * dims->kv_rows;
-    cache_store(cache, acts->kv, acts->first, rows.B, rows.T, capacity, dims->kv_rows, dims->kv_ld);
+    cache_store(cache, acts->kv, acts->start_position, rows.B, rows.T, capacity, dims->kv_rows, dims->kv_ld);
     key_blocks_complete(&model->plan, acts, l, cache, 0, capacity, rows);
 }
 

@@ -212,7 +212,7 @@ static const Check attention_rotated_check = {"attention rotated", check_attenti
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;
     memset(&r, 0, sizeof(r));
-    r.B = s.B, r.T = s.T, r.first = s.first;
+    r.B = s.B, r.T = s.T, r.query_offset = s.query_offset;
     r.NQ = s.NQ, r.NKV = s.NKV, r.D = s.D, r.DV = s.DV;
     r.ldq = s.ldq, r.ldkv = s.ldkv, r.ldo = s.ldo;
     r.q_head = s.q_head, r.k_head = s.k_head, r.v_head = s.v_head, r.o_head = s.o_head;
@@ -459,7 +459,7 @@ static void check_attention_stats(const Case *c) {
         AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), two ? l.x() : nullptr, s, sets,
                                              ldl, groups, factor);
         double error = ROUND_FP32 * 4 * error_of_sum(D); // products q.k in fp32
-        expect_number("effective mass", got.first_effective, want.first_effective, 16 * error);
+        expect_number("effective mass", got.first_position_share, want.first_position_share, 16 * error);
         expect_number("largest logit", got.largest_logit, want.largest_logit, error);
     });
     attention_stats_limit = SCRATCH_BYTES;

@@ -222,13 +222,14 @@ static void test_visible_pairs(void) {
     memset(&s, 0, sizeof(s));
     s.B = 3;
     for (s.T = 1; s.T < 12; s.T += 5)
-        for (s.first = 0; s.first < 9; s.first += 4)
+        for (s.query_offset = 0; s.query_offset < 9; s.query_offset += 4)
             for (int w = 0; w < 9; w++) {
                 double count = 0;
                 s.window = windows[w];
-                for (int t = s.first; t < s.first + s.T; t++) count += s.window ? min_int(s.window, t + 1) : t + 1;
-                EXPECT(attention_visible(s) == s.B * count, "T %d, first %d, window %d: %g pairs, not %g", s.T, s.first,
-                       s.window, attention_visible(s), s.B * count);
+                for (int t = s.query_offset; t < s.query_offset + s.T; t++)
+                    count += s.window ? min_int(s.window, t + 1) : t + 1;
+                EXPECT(attention_visible(s) == s.B * count, "T %d, first %d, window %d: %g pairs, not %g", s.T,
+                       s.query_offset, s.window, attention_visible(s), s.B * count);
             }
 }
 

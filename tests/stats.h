@@ -289,7 +289,7 @@ static void expect_layer_stats(const Model *m, const char *why, int l, const Lay
         expect_near(m, why, l, "lambda", got->lambda, wanted.lambda, fmax(1, fabs(wanted.lambda)));
     else EXPECT(isnan(got->lambda), "%s has the factor of a second map", c->attention->name);
     expect_near(m, why, l, "context RMS", got->context_rms, wanted.context_rms, wanted.context_rms);
-    expect_near(m, why, l, "effective mass", g->first_effective, w->first_effective, condition);
+    expect_near(m, why, l, "effective mass", g->first_position_share, w->first_position_share, condition);
     expect_near(m, why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
     // QK-norm: |q| <= sqrt(QD) max|weight|, likewise |k|; a rotation changes no length
     double bound = sqrt(m->plan.dims.QD) * largest_head_weight(m, l);
@@ -360,8 +360,8 @@ static void test_statistics_nan(void) {
     case_loss(&m, tokens, mc->B, mc->T, true);
     m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
     LayerStats s = layer_stats(&m.plan, &m.acts, 0, mc->B, mc->T);
-    EXPECT(isnan(s.attention.first_effective) && isnan(s.attention.largest_logit), "a NaN in a query: %g %g",
-           s.attention.first_effective, s.attention.largest_logit);
+    EXPECT(isnan(s.attention.first_position_share) && isnan(s.attention.largest_logit), "a NaN in a query: %g %g",
+           s.attention.first_position_share, s.attention.largest_logit);
     case_end(&m, tokens);
 }
 
@@ -372,8 +372,8 @@ static void test_statistics_one_position(void) {
     case_loss(&m, tokens, mc->B, mc->T, true);
     case_grad_norm(&m);
     LayerStats s = layer_stats(&m.plan, &m.acts, 0, mc->B, mc->T);
-    EXPECT(isnan(s.attention.first_effective) && isnan(s.attention.largest_logit), "attention: %g %g",
-           s.attention.first_effective, s.attention.largest_logit);
+    EXPECT(isnan(s.attention.first_position_share) && isnan(s.attention.largest_logit), "attention: %g %g",
+           s.attention.first_position_share, s.attention.largest_logit);
     EXPECT(s.lambda > 0 && s.context_rms > 0 && s.residual_max > 0 && squares_norm(&m.state, 1, 1) > 0,
            "the others: %g %g %g %g", s.lambda, s.context_rms, s.residual_max, squares_norm(&m.state, 1, 1));
     case_end(&m, tokens);

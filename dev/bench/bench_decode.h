@@ -89,7 +89,7 @@ static void decode_attention(Model *model, int B) {
         for (int set = 0; set < plan->config.attention->key_sets; set++) {
             AttentionTensors t = attention_tensors(plan, &model->acts, l, set, B, 1, 0); // lists of the last token
             (t.shape.sparse.blocks ? sparse_attention_forward : attention_decode)(
-                t.out, t.lse, t.q, t.k, t.v, model->acts.first, cache_capacity(plan, l), t.shape);
+                t.out, t.lse, t.q, t.k, t.v, model->acts.start_position, cache_capacity(plan, l), t.shape);
         }
 }
 

@@ -44,7 +44,7 @@ static inline void generation_prefill(const void *model, int sequence, const int
     for (int first = 0; first < count; first += PREFILL_ROWS) {
         Rows r = {1, min_int(PREFILL_ROWS, count - first), first, sequence};
         buffer_upload(a->inputs, tokens + first, (size_t)r.T * sizeof(int));
-        buffer_upload(a->first, &first, sizeof(int));
+        buffer_upload(a->start_position, &first, sizeof(int));
         m->embed(m->model, r.T);
         m->layers(m->model, 0, lower, r, NULL, NULL);
         last = r.T - 1;
@@ -54,7 +54,7 @@ static inline void generation_prefill(const void *model, int sequence, const int
         row_to_front(a->layers[lower - 1].x_out, last, c->C);
         row_to_front(a->layers[lower].norm1.data, last, c->C);
         row_to_front(a->kv, last, m->plan->cross_dims.kv_ld);
-        buffer_upload(a->first, &r.first, sizeof(int));
+        buffer_upload(a->start_position, &r.start_position, sizeof(int));
         m->layers(m->model, lower, c->L, r, NULL, NULL);
         last = 0;
     }
@@ -66,7 +66,7 @@ static inline void generation_decode(const void *model, const int *tokens, const
     Rows r = {B, 1, 0, 0};
     assert(B <= m->plan->B);
     buffer_upload(m->acts->inputs, tokens, (size_t)B * sizeof(int));
-    buffer_upload(m->acts->first, first, (size_t)B * sizeof(int));
+    buffer_upload(m->acts->start_position, first, (size_t)B * sizeof(int));
     m->embed(m->model, B);
     m->layers(m->model, 0, m->plan->config.L, r, NULL, NULL);
     generation_logits(m, m->acts->norm_final, B, logits);

@@ -77,7 +77,7 @@ static inline void log_layer_stats(Log *log, int64_t step, int layer, const Laye
     log_integer(log, "layer", layer);
     log_number(log, "lambda_mean", s->lambda);
     log_number(log, "context_rms_mean", s->context_rms);
-    log_number(log, "first_mass_effective", s->attention.first_effective);
+    log_number(log, "first_mass_effective", s->attention.first_position_share);
     log_number(log, "logit_max", s->attention.largest_logit);
     log_number(log, "residual_max", s->residual_max);
     log_number(log, "grad_norm", grad_norm);

@@ -56,7 +56,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(int, inputs, N)                                                                                             \
     A(int, targets, N)                                                                                            \
     /* for generation: position of the first row of each sequence */                                              \
-    A(int, first, generates ? plan->B : 0)                                                                        \
+    A(int, start_position, generates ? plan->B : 0)                                                               \
     /* where the document of each input begins in its sequence */                                                 \
     A(int, document_starts, generates ? 0 : N)                                                                    \
     /* first rows of the documents, for attention_documents */                                                    \
@@ -285,7 +285,7 @@ static inline void activations_begin(const Activations *a, const ModelPlan *plan
 // generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
 typedef struct {
     int B, T;
-    int first;    // generation: position of the first row of the piece
+    int start_position;    // generation: position of the start_position row of the piece
     int sequence; // generation: the sequence's place in the caches
 } Rows;
 
@@ -298,9 +298,9 @@ typedef struct {
 } AttentionTensors;
 
 static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Activations *g, int l, int set, int B,
-                                                 int T, int first) {
+                                                 int T, int query_offset) {
     const LayerActivations *a = &g->layers[l];
-    KeySet s = key_set(plan, l, set, B, T, first);
+    KeySet s = key_set(plan, l, set, B, T, query_offset);
     AttentionTensors t = {
         s.shape, a->heads + s.out, a->fused + s.q, a->kv + s.k, a->kv + s.v, a->lse + s.lse, NULL, NULL, NULL, NULL};
     t.shape.rope = g->rope;

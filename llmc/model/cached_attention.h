@@ -14,21 +14,22 @@ static inline void cached_attention_forward(const ModelPlan *plan, const Activat
     const floatX *k = cache;
     bool ring = capacity < plan->T && r.T > 1, cross = layer_cross(&plan->config, l);
     if (ring) { // the piece overwrites positions that its first rows attend to: they are copied
-        earlier = min_int(r.first, capacity - 1);
-        if (earlier) cache_load(g->staged, cache, r.first - earlier, earlier, capacity, width);
+        earlier = min_int(r.start_position, capacity - 1);
+        if (earlier) cache_load(g->staged, cache, r.start_position - earlier, earlier, capacity, width);
         cache_store(g->staged + (size_t)earlier * width, a->k, NULL, 1, r.T, r.T, width, d->fused_ld);
         k = g->staged;
     }
-    if (!cross) cache_store(cache, a->k, g->first, r.B, r.T, capacity, width, d->fused_ld);
-    if (!cross) key_blocks_complete(plan, g, l, k, ring ? r.first - earlier : 0, ring ? plan->T : capacity, r);
+    if (!cross) cache_store(cache, a->k, g->start_position, r.B, r.T, capacity, width, d->fused_ld);
+    if (!cross) key_blocks_complete(plan, g, l, k, ring ? r.start_position - earlier : 0, ring ? plan->T : capacity, r);
     key_blocks_select(plan, g, l, r);
     for (int set = 0; set < plan->config.attention->key_sets; set++) {
-        AttentionTensors t = attention_tensors(plan, g, l, set, r.B, r.T, ring ? earlier : r.first);
+        AttentionTensors t = attention_tensors(plan, g, l, set, r.B, r.T, ring ? earlier : r.start_position);
         const floatX *keys = k + (t.k - a->kv), *values = k + (t.v - a->kv);
-        if (ring) t.shape.sparse.base = r.first - earlier;
+        if (ring) t.shape.sparse.base = r.start_position - earlier;
         if (layer_sparse(&plan->config, l))
-            sparse_attention_forward(t.out, t.lse, t.q, keys, values, r.T == 1 ? g->first : NULL, capacity, t.shape);
-        else if (r.T == 1) attention_decode(t.out, t.lse, t.q, keys, values, g->first, capacity, t.shape);
+            sparse_attention_forward(t.out, t.lse, t.q, keys, values, r.T == 1 ? g->start_position : NULL, capacity,
+                                     t.shape);
+        else if (r.T == 1) attention_decode(t.out, t.lse, t.q, keys, values, g->start_position, capacity, t.shape);
         else attention_forward(t.out, t.lse, t.q, keys, values, t.shape);
     }
 }

@@ -18,13 +18,13 @@ static inline void key_blocks_complete(const ModelPlan *plan, const Activations 
     if (!layer_sparse(&plan->config, l)) return;
     KeySet s = key_set(plan, l, 0, r.B, r.T, 0);
     s.shape.sparse.base = base;
-    sparse_means(key_block_means(plan, acts, l, r), k + s.k, acts->first, capacity, plan->config.attention->key_sets,
-                 s.shape);
+    sparse_means(key_block_means(plan, acts, l, r), k + s.k, acts->start_position, capacity,
+                 plan->config.attention->key_sets, s.shape);
 }
 
 static inline void key_blocks_select(const ModelPlan *plan, const Activations *acts, int l, Rows r) {
     AttentionTensors t = attention_tensors(plan, acts, l, 0, r.B, r.T, 0);
     if (layer_sparse(&plan->config, l))
-        sparse_select(acts->layers[l].lists, t.q, key_block_means(plan, acts, l, r), acts->first,
+        sparse_select(acts->layers[l].lists, t.q, key_block_means(plan, acts, l, r), acts->start_position,
                       plan->config.attention->key_sets, t.shape);
 }

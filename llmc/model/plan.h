@@ -138,7 +138,7 @@ typedef struct {
     size_t q, k, v, out, lse; // first element in a fused row (q), a row of keys and values, a row of heads, lse
 } KeySet;
 
-static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T, int first) {
+static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T, int query_offset) {
     const AttentionDims *d = plan_dims(plan, l);
     bool own = plan->purpose != FOR_GENERATION && !layer_cross(&plan->config, l); // keys are in the fused rows
     int window = layer_window(&plan->config, l);
@@ -146,7 +146,7 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     KeySet k;
     k.shape.B = B;
     k.shape.T = T;
-    k.shape.first = first;
+    k.shape.query_offset = query_offset;
     k.shape.NQ = d->NQ / sets;
     k.shape.NKV = d->NV;
     k.shape.D = d->QD;

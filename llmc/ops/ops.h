@@ -71,10 +71,10 @@ SPARSE_INLINE int sparse_width(SparseShape p) { return p.blocks + 2; }
 
 // Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
 // q, k, v and of the output have separate strides, and so do the heads within a row, so that q, k and v are read
-// directly from the output of the fused GEMM. Query row t has position first + t and attends to the keys 0 .. first+t;
-// keys and values have first + T rows (first > 0 only in generation, with B = 1).
+// directly from the output of the fused GEMM. Query row t has position query_offset + t and attends to
+// keys 0 .. query_offset+t; keys and values have query_offset + T rows (> T only in generation, with B = 1).
 typedef struct {
-    int B, T, first;
+    int B, T, query_offset;
     int NQ, NKV, D, DV;                 // D: width of a query and key head; DV: width of a value head
     int ldq, ldkv, ldo;                 // row strides
     int q_head, k_head, v_head, o_head; // head strides

@@ -155,7 +155,7 @@ static void sinks_reference(OpCase *c) {
 static AttentionShape op_attention_shape(const OpCase *c) {
     AttentionShape s;
     memset(&s, 0, sizeof(s));
-    s.B = c->a.B, s.T = c->a.T, s.first = c->a.first, s.window = c->a.window;
+    s.B = c->a.B, s.T = c->a.T, s.query_offset = c->a.first, s.window = c->a.window;
     s.NQ = c->a.NQ, s.NKV = c->a.NKV, s.D = c->a.D, s.DV = c->a.DV;
     s.ldq = s.ldkv = c->a.ld;
     s.ldo = c->a.ldo;
@@ -420,7 +420,7 @@ static inline bool op_in_empty_row(const OpCase *c, const OpView *v, size_t i) {
 }
 static AttentionShape decode_shape(const OpCase *c) {
     AttentionShape s = op_attention_shape(c);
-    s.first = 0;
+    s.query_offset = 0;
     s.ldkv = c->x[1].view->ld;
     return s;
 }

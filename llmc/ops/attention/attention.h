@@ -70,7 +70,7 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
     a.signals = max_int(1, s.groups.signals);
     size_t heads = (size_t)s.B * s.NKV, queries = (size_t)s.B * s.NQ / a.maps;
     size_t maps = backward ? a.maps : 1, signals = backward ? a.signals : 1;
-    a.keys = (size_t)s.first + s.T;
+    a.keys = (size_t)s.query_offset + s.T;
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
     a.D = round_up(s.D, TILE_LANES);
     a.DV = round_up(s.DV, TILE_LANES);
@@ -122,7 +122,7 @@ static inline size_t attention_deterministic_bytes(void) { return 0; }
 static inline void attention_close(void) {}
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
+    return attention_workspace(s, threads, s.query_offset == 0, NULL).total * sizeof(real);
 }
 
 // to (padded, width_padded) = factor * x for `count` rows of `width` columns, zeros elsewhere
@@ -152,7 +152,7 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
 // The first key that query row t of sequence b attends to.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
     int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max_int(document, s.first + t - s.window + 1) : document;
+    return s.window ? max_int(document, s.query_offset + t - s.window + 1) : document;
 }
 
 // The first key of the first block of keys that query row t of sequence b, or a later one, uses.
@@ -181,7 +181,7 @@ static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX
 
 // The number of keys of the block at k0 that a tile of rows uses whose last row is t.
 static inline int attention_reach(AttentionShape s, int t, int k0) {
-    return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
+    return max_int(0, min_int(ATTENTION_KEYS, s.query_offset + min_int(t, s.T - 1) + 1 - k0));
 }
 
 // The number of keys at the start of the block at k0 that no row of a tile attends to, rounded down to whole panels.
@@ -262,7 +262,7 @@ static inline void attention_forward_groups(floatX *out, floatX *kept, real *lse
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false,
                                                ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     int units = s.NQ / a.maps, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, ldn = units * s.DV;
-    assert(units % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    assert(units % s.NKV == 0 && (s.query_offset == 0 || s.B == 1));
     attention_copy_keys(&a, k, v, s, false);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * units * blocks; item++) {

@@ -203,7 +203,7 @@ static inline void attention_sum_group(floatX *dst, const real *src, int group, 
 // first: the arrays of the first head; attention_head derives the arrays of the others
 static inline void attention_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k,
                                             const floatX *v, AttentionShape s, bool add_dv) {
-    assert(s.NQ % s.NKV == 0 && s.first == 0);
+    assert(s.NQ % s.NKV == 0 && s.query_offset == 0);
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
                                                ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     size_t T = s.T, units = (size_t)s.NQ / a.maps, heads = s.B * units, group = units / s.NKV;

@@ -28,9 +28,9 @@ typedef struct {
 } AttentionBackwardMma;
 
 static inline bool attention_mma_backward_fits(AttentionShape s) {
-    return sizeof(floatX) == 2 && s.first == 0 && s.D <= BACKWARD_WIDEST && s.DV <= BACKWARD_WIDEST && packed(s.D) &&
-           packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) && packed(s.k_head) &&
-           packed(s.v_head) && packed(s.o_head);
+    return sizeof(floatX) == 2 && s.query_offset == 0 && s.D <= BACKWARD_WIDEST && s.DV <= BACKWARD_WIDEST &&
+           packed(s.D) && packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) &&
+           packed(s.k_head) && packed(s.v_head) && packed(s.o_head);
 }
 
 // The width of queries and keys in shared memory, and of the sums of dQ.

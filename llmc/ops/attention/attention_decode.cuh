@@ -162,7 +162,7 @@ static inline void attention_decode_plain(AttentionDecode a) {
 static inline void attention_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                     const int *first, int capacity, AttentionShape s) {
     OPERATION();
-    s.first = 0; // not used
+    s.query_offset = 0; // not used
     attention_check(s);
     AttentionDecode a;
     size_t splits = (size_t)decode_splits(s, capacity), items = (size_t)s.B * s.NQ * splits;

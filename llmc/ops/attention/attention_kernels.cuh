@@ -55,13 +55,13 @@ static __device__ inline AttentionPlace attention_place(AttentionShape s, int b,
 static __device__ inline int attention_low(AttentionShape s, int b, int t) {
     if (t >= s.T) return INT_MAX;
     int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max(document, s.first + t - s.window + 1) : document;
+    return s.window ? max(document, s.query_offset + t - s.window + 1) : document;
 }
 
 // P = exp(scale S - lse), 0 if row t does not attend to the key.
 static __device__ inline float attention_probability(float score, float lse, int t, int low, int key,
                                                      AttentionShape s) {
-    return key >= low && key <= s.first + t ? expf(s.scale * score - lse) : 0;
+    return key >= low && key <= s.query_offset + t ? expf(s.scale * score - lse) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)
         float largest = max[r], total = 0;
         UNROLL
         for (int c = 0; c < 4; c++) {
-            bool visible = key + c >= low[r] && key + c <= s.first + t + r;
+            bool visible = key + c >= low[r] && key + c <= s.query_offset + t + r;
             acc[r][c] = visible ? s.scale * acc[r][c] : -INFINITY;
             largest = fmaxf(largest, acc[r][c]);
         }
@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
     int heads = s.B * s.NQ, tiles = (s.T + TILE - 1) / TILE, head = (int)blockIdx.x % heads;
     int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE; // the longest first
-    int t = t0 + (int)threadIdx.x / 16 * 4, rows = min(TILE, s.T - t0), keys = s.first + t0 + rows, low[4];
+    int t = t0 + (int)threadIdx.x / 16 * 4, rows = min(TILE, s.T - t0), keys = s.query_offset + t0 + rows, low[4];
     AttentionPlace at = attention_place(s, head / s.NQ, head % s.NQ);
     float o[PIECES][4][4], max[4], sum[4], inverse[4];
     tile_clear<PIECES>(o);
@@ -144,7 +144,7 @@ static inline bool attention_wide_qk(AttentionShape s, const void *q, const void
     return packed(s.D, q, k) && packed(s.ldq) && packed(s.ldkv) && packed(s.q_head) && packed(s.k_head);
 }
 static inline void attention_check(AttentionShape s) {
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    assert(s.NQ % s.NKV == 0 && (s.query_offset == 0 || s.B == 1));
     CHECK(s.D > 0 && s.DV > 0 && s.D <= 8 * TILE && s.DV <= 8 * TILE,
           "attention: heads of width %d and %d; the maximum is %d", s.D, s.DV, 8 * TILE);
 }
@@ -277,7 +277,7 @@ static inline bool attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
                                               const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                               AttentionShape s, bool add_dv) {
     attention_check(s);
-    assert(s.first == 0);
+    assert(s.query_offset == 0);
     if (attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, q, k, v)) {
         AttentionBackwardMma mma = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
         const BackwardInputs in = {dout, out, nullptr, nullptr, nullptr, lse, 0, 0, 0, S_LINEAR};

@@ -102,7 +102,7 @@ template <int MAPS, int ROWS, int KEYS> static __device__ inline MmaPlace mma_pl
     p.t0 = (tiles - 1 - (int)blockIdx.x / heads) * ROWS; // the longest first
     p.rows = min(ROWS, s.T - p.t0);
     p.begin = attention_low(s, p.b, p.t0) / KEYS * KEYS;
-    p.end = s.first + p.t0 + p.rows;
+    p.end = s.query_offset + p.t0 + p.rows;
     return p;
 }
 
@@ -329,7 +329,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
             mma_copy_tile<DV, KEYS, MMA_THREADS>(next + KEYS * D / 8, v, s.ldkv, p.end - k0 - KEYS, s.DV);
             copy_commit();
         }
-        const int own = s.first + p.t0 - k0; // the block's first row, counted from the first key of the tile
+        const int own = s.query_offset + p.t0 - k0; // the block's query_offset row, counted from the query_offset key of the tile
         if (own + last >= 0 && k0 + KEYS > low[first]) {                   // a row of the warp attends to a key
             const bool whole = own + first >= KEYS - 1 && k0 >= low[last]; // every row attends to every key
             mma_scores<D, KEYS>(scores, queries, keys, rows);

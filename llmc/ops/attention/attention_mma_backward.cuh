@@ -441,7 +441,7 @@ static inline bool attention_mma_backward_rotates(AttentionShape s, int maps) {
 // rope_backward.
 template <int MAPS>
 static inline bool attention_mma_backward(AttentionBackwardMma a, const BackwardInputs &in, AttentionShape s) {
-    assert(s.first == 0 && s.NQ / MAPS % s.NKV == 0);
+    assert(s.query_offset == 0 && s.NQ / MAPS % s.NKV == 0);
     const bool rotates = attention_mma_backward_rotates(s, MAPS);
     if (!rotates) s.rope = NULL;
     size_t bytes = attention_mma_backward_memory(&a, s, MAPS, NULL);

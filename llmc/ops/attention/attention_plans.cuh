@@ -275,8 +275,8 @@ static inline void attention_choose(AttentionPlan *p) {
 }
 
 static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
-    return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D &&
-           a.DV == b.DV && a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head &&
+    return a.B == b.B && a.T == b.T && a.query_offset == b.query_offset && a.NQ == b.NQ && a.NKV == b.NKV &&
+           a.D == b.D && a.DV == b.DV && a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head &&
            a.k_head == b.k_head && a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale &&
            a.window == b.window;
 }

@@ -23,7 +23,7 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
 typedef struct {
     const floatX *q, *k, *v, *dout;
     const real *lse, *delta;
-    const int *first;            // with a cache: the position of each sequence; nullptr: rows s.first + t
+    const int *first; // with a cache: the position of each sequence; nullptr: rows s.first + t
     int capacity;                // positions of the cache
     int *counts, *block_starts, *rows; // only for the backward: sparse_rows_kernel
     AttentionShape s;
@@ -42,9 +42,9 @@ static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n,
     const AttentionShape &s = a.s;
     SparsePlace p;
     p.b = (int)(n / (unsigned)s.T), p.t = (int)(n % (unsigned)s.T);
-    p.position = a.first ? a.first[p.b] : s.first + p.t;
+    p.position = a.first ? a.first[p.b] : s.query_offset + p.t;
     p.low = a.first ? max(0, p.position - a.capacity + 1) : attention_low(s, p.b, p.t);
-    const size_t sequence = (size_t)p.b * (a.first ? a.capacity : s.first + s.T) * s.ldkv;
+    const size_t sequence = (size_t)p.b * (a.first ? a.capacity : s.query_offset + s.T) * s.ldkv;
     p.k = sequence + (size_t)kv * s.k_head, p.v = sequence + (size_t)kv * s.v_head;
     p.list = s.sparse.lists + ((size_t)(p.b * s.NKV + kv) * s.T + p.t) * sparse_width(s.sparse);
     return p;
@@ -287,7 +287,7 @@ static inline void sparse_launch(const AttentionShape &s, Launch launch, Pointer
 static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                             const int *first, int capacity, AttentionShape s) {
     OPERATION();
-    if (first) s.first = 0; // not used
+    if (first) s.query_offset = 0; // not used
     attention_check(s);
     const SparseCall a = {q, k, v, nullptr, nullptr, nullptr, first, capacity, nullptr, nullptr, nullptr, s};
     const int warps = first ? SPARSE_THREADS / WARP : 1;

@@ -66,7 +66,7 @@ static inline size_t sparse_decode_bytes(AttentionShape s) {
     return round_up((size_t)sparse_width(s.sparse) * s.sparse.size * (sizeof(real) + sizeof(int)), 64);
 }
 static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int threads) {
-    return threads * max_size(sparse_thread(s, s.first == 0, NULL).total, sparse_decode_bytes(s));
+    return threads * max_size(sparse_thread(s, s.query_offset == 0, NULL).total, sparse_decode_bytes(s));
 }
 static inline char *sparse_workspace_take(AttentionShape s) {
     return (char *)ops_workspace_take(sparse_attention_workspace_bytes(s, omp_get_max_threads()));
@@ -92,7 +92,7 @@ typedef struct {
 } SparseKeys;
 static inline SparseKeys sparse_keys(AttentionShape s, int block, int part) {
     int from = max_int(0, block * s.sparse.size - s.sparse.base);
-    int end = min_int((block + 1) * s.sparse.size - s.sparse.base, s.first + s.T);
+    int end = min_int((block + 1) * s.sparse.size - s.sparse.base, s.query_offset + s.T);
     SparseKeys k = {from + part * ATTENTION_KEYS, 0, 0};
     k.keys = max_int(0, min_int(ATTENTION_KEYS, end - k.k0));
     k.padded = (int)round_up((size_t)k.keys, TILE_COLUMNS);
@@ -100,7 +100,7 @@ static inline SparseKeys sparse_keys(AttentionShape s, int block, int part) {
 }
 // The keys of the tile that row t sees: [low, high), from its first one on.
 static inline void sparse_visible(int *low, int *high, AttentionShape s, int b, int t, SparseKeys k) {
-    *high = max_int(0, min_int(k.keys, s.first + t + 1 - k.k0));
+    *high = max_int(0, min_int(k.keys, s.query_offset + t + 1 - k.k0));
     *low = min_int(max_int(0, attention_first_key(s, b, t) - k.k0), *high);
 }
 
@@ -139,7 +139,7 @@ static inline void sparse_forward_chunk(floatX *out, const floatX *q, const int 
 // out (T, DV) with row stride ldo and lse (T) of query head h of sequence b
 static inline void sparse_forward_head(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, int b,
                                        int h, const SparseThread *w, AttentionShape s, int ldo) {
-    size_t kv = h / (s.NQ / s.NKV), sequence = (size_t)b * (s.first + s.T) * s.ldkv;
+    size_t kv = h / (s.NQ / s.NKV), sequence = (size_t)b * (s.query_offset + s.T) * s.ldkv;
     const int *starts = w->block_starts, *all = w->rows;
     q += (size_t)b * s.T * s.ldq + h * s.q_head;
     k += sequence + kv * s.k_head, v += sequence + kv * s.v_head;
@@ -207,11 +207,11 @@ static inline void sparse_forward_groups(floatX *out, floatX *kept, real *lse, c
                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor) {
     int maps = attention_maps(s), signals = max_int(1, s.groups.signals), units = s.NQ / maps, ldn = units * s.DV;
     char *memory = sparse_workspace_take(s);
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    assert(s.NQ % s.NKV == 0 && (s.query_offset == 0 || s.B == 1));
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * units; item++) {
         int b = item / units, unit = item % units;
-        SparseThread w = sparse_own(s, s.first == 0, memory);
+        SparseThread w = sparse_own(s, s.query_offset == 0, memory);
         size_t row = (size_t)b * s.T;
         floatX *noise = kept ? kept + row * ldn + unit * s.DV : NULL;
         for (int m = maps - 1; m >= 0; m--) {

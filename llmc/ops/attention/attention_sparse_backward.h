@@ -101,7 +101,7 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
 
 static inline void sparse_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k, const floatX *v,
                                          AttentionShape s, bool add_dv) {
-    assert(s.NQ % s.NKV == 0 && s.first == 0);
+    assert(s.NQ % s.NKV == 0 && s.query_offset == 0);
     char *memory = sparse_workspace_take(s);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * s.NKV; item++) {

@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     unsigned probabilities[KEYS / 16][4];
     // P of tile i from its scores
     const auto softmax = [&](int i) {
-        const int k0 = p.begin + i * KEYS, rows = s.first + p.t0 + first - k0; // to the key of the warp's first row
+        const int k0 = p.begin + i * KEYS, rows = s.query_offset + p.t0 + first - k0; // to the key of its first row
         if (rows < KEYS - 1 || k0 < at->low[first + 15]) mma_mask<KEYS>(scores, at->low + first, k0, rows);
         mma_softmax<KEYS>(scores, factor, max, sum, scale);
     };
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
 // Returns false if the kernel cannot start.
 template <int MAPS, int D, int DV> static inline bool attention_wgmma_launch_widths(const AttentionMma &a) {
     const AttentionShape s = a.shape;
-    const int rows = 2 * WGMMA_ROWS / MAPS, keys = s.first + s.T;
+    const int rows = 2 * WGMMA_ROWS / MAPS, keys = s.query_offset + s.T;
     const size_t bytes = BOX_ALIGNMENT + WGMMA_TILES<D, DV> + sizeof(WgmmaBlock);
     auto kernel = attention_wgmma_forward_kernel<MAPS, D, DV>;
     static const bool starts = hopper_starts(kernel, "attention_wgmma_forward_kernel", MAPS, D, DV);
@@ -261,7 +261,7 @@ static inline AttentionMma attention_mma_arguments(floatX *out, real *lse, const
                                                    const floatX *v, AttentionShape s) {
     AttentionMma a;
     memset(&a, 0, sizeof(a));
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    assert(s.NQ % s.NKV == 0 && (s.query_offset == 0 || s.B == 1));
     a.out = out, a.lse = lse, a.q = q, a.k = k, a.v = v, a.shape = s;
     return a;
 }

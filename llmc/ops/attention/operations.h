@@ -46,7 +46,7 @@ static inline double sparse_visible_keys(AttentionShape s, double *scored) {
 static inline double attention_visible(AttentionShape s) {
     double scored;
     if (s.sparse.blocks) return sparse_visible_keys(s, &scored);
-    double keys = (double)s.T * s.first + 0.5 * s.T * (s.T + 1.0), last = (double)s.first + s.T, hidden;
+    double keys = (double)s.T * s.query_offset + 0.5 * s.T * (s.T + 1.0), last = (double)s.query_offset + s.T, hidden;
     double beyond = s.window ? fmax(0, last - s.window) : 0; // what the window hides from the last row
     double rows = fmin(beyond, s.T);                         // rows from which it hides something
     hidden = rows * (beyond - 0.5 * (rows - 1));
@@ -59,7 +59,7 @@ static inline double attention_backward_flops(AttentionShape s) {
     return 2.0 * attention_visible(s) * (s.NQ * 3.0 * s.D + output_heads(s.groups, s.NQ) * 2.0 * s.DV);
 }
 static inline size_t attention_forward_bytes(AttentionShape s) {
-    size_t B = s.B, T = s.T, NQ = s.NQ, keys = B * (s.first + T) * s.NKV;
+    size_t B = s.B, T = s.T, NQ = s.NQ, keys = B * (s.query_offset + T) * s.NKV;
     return (B * T * NQ + keys) * (s.D + s.DV) * FLOATX_BYTES + B * T * NQ * FP32_BYTES;
 }
 static inline size_t attention_backward_bytes(AttentionShape s) {

@@ -67,8 +67,8 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
     for (int item = 0; item < s.B * s.T * s.NKV; item++) {
         int kv = item % s.NKV, n = item / s.NKV, b = n / s.T, t = n % s.T;
         AttentionShape row = s;
-        row.first = first ? first[b] : 0;
-        int own = (row.first + t) / p.size, count = 0;
+        row.query_offset = first ? first[b] : 0;
+        int own = (row.query_offset + t) / p.size, count = 0;
         int low = attention_first_key(row, b, t) / p.size, start = s.first_key ? s.first_key[n] / p.size : 0;
         int best[SPARSE_BLOCKS_LIMIT];
         real scores[SPARSE_BLOCKS_LIMIT], sum[2 * 256]; // the sum of the queries of each key set

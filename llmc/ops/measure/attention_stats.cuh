@@ -118,12 +118,12 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         for (const AttentionHeadStats *h = host; h < host + (size_t)now * NH; h++) {
             stats.largest_logit = larger_or_nan(stats.largest_logit, h->largest);
             if (h->sum == 0) continue;
-            stats.first_effective += h->first / h->sum;
+            stats.first_position_share += h->first / h->sum;
             count++;
         }
     }
     free(host);
-    stats.first_effective = count ? stats.first_effective / count : NAN;
+    stats.first_position_share = count ? stats.first_position_share / count : NAN;
     if (stats.largest_logit < 0) stats.largest_logit = NAN;
     return stats;
 }

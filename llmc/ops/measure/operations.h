@@ -13,7 +13,7 @@ static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BY
 // Statistics for the log: a few numbers on the host, independent of the number of threads. A NaN among the values gives
 // NaN. Equations in stats.h.
 typedef struct {
-    double first_effective; // share of the first position of the row's document in |A1 - s A2|, or in A1
+    double first_position_share; // share of the first position of the row's document in |A1 - s A2|, or in A1
     double largest_logit;   // |scale q.k|
 } AttentionStats;
 

@@ -155,11 +155,11 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     }
     AttentionStats stats = {0, -1};
     for (int r = 0; r < rows; r++) {
-        stats.first_effective += parts[r].effective;
+        stats.first_position_share += parts[r].effective;
         count += parts[r].count;
         stats.largest_logit = larger_or_nan(stats.largest_logit, parts[r].largest_logit);
     }
-    stats.first_effective = count ? stats.first_effective / count : NAN;
+    stats.first_position_share = count ? stats.first_position_share / count : NAN;
     if (stats.largest_logit < 0) stats.largest_logit = NAN;
     return stats;
 }
