@@ -149,9 +149,9 @@ $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 
 vpath %.c data tests dev/bench dev/predict
 $(BUILD)/%.o: %.c $(BUILD)/flags
-	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(OWN_FLAGS) $(COMMON) -c -o $@ $<
-$(TEST_PROGRAMS:%=$(BUILD)/%.o): OWN_FLAGS = $(TEST_FLAGS)
-$(BUILD)/faulty_diffv2.o: OWN_FLAGS = -O1 -g1
+	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(TARGET_FLAGS) $(COMMON) -c -o $@ $<
+$(TEST_PROGRAMS:%=$(BUILD)/%.o): TARGET_FLAGS = $(TEST_FLAGS)
+$(BUILD)/faulty_diffv2.o: TARGET_FLAGS = -O1 -g1
 $(BUILD)/single_diffv2.o: train_diffv2.c $(BUILD)/flags
 	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 -g1 $(COMMON) -c -o $@ $<
 

@@ -41,7 +41,7 @@ typedef struct {
 static void model_alloc(Model *model, const Model *shared) {
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
     model->activations_memory = activations_alloc(&model->acts, &model->plan);
-    model->state.own_sums = model->acts.grad_squares;
+    model->state.rank_sums = model->acts.grad_squares;
     model->layers = layer_tensors_alloc(&model->mlps, &model->state, &model->acts);
     model->head = linear_of(&model->state, LINEAR_HEAD, 0);
     model->router = router_losses(&model->plan, &model->acts);
@@ -298,7 +298,7 @@ static void combined_backward(Model *model, int l, int B, int T) {
         diff_combine_backward(acts->dheads, layer->dlambda, acts->dcombined, layer->heads, layer->lambda, B * T, dims->OH, dims->DV,
                               dims->lambda_ld, dims->groups, variant->factor);
     // heads *= exp(lse) / (exp(lse) + exp(sink)); attention_backward reads the lse that includes the sink
-    if (variant->sink == SINK_OWN) sink_backward(p->dsinks, acts->dheads, layer->heads, layer->lse, p->sinks, B, T, dims->NQ, dims->DV);
+    if (variant->sink == SINK_LEARNED) sink_backward(p->dsinks, acts->dheads, layer->heads, layer->lse, p->sinks, B, T, dims->NQ, dims->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         t = attention_tensors(&model->plan, acts, l, set, B, T, 0);
@@ -468,7 +468,7 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
         const Tensor *tensor = &model->plan.tensors.spans[i];
         if (tensor->layer != l || !tensor->muon) continue;
         Scaling k = tensor_scaling(&model->plan.config, tensor);
-        for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);)
+        for (RankPiece piece = rank_pieces(state, tensor); rank_next(state, tensor, &piece);)
             muon_update(piece.weights, piece.master, piece.grads, piece.count, lr * piece.rate * k.rate,
                         tensor->row->decay ? o->weight_decay / k.rate : 0);
     }
@@ -483,7 +483,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     for (int i = 0; i < model->plan.tensors.span_count; i++) {
         const Tensor *tensor = &model->plan.tensors.spans[i];
         Scaling k = tensor_scaling(&model->plan.config, tensor);
-        for (OwnPiece piece = own_pieces(state, tensor); own_next(state, tensor, &piece);) {
+        for (RankPiece piece = rank_pieces(state, tensor); rank_next(state, tensor, &piece);) {
             if (tensor->row->kind == T_ROUTER_BIAS)
                 router_balance(piece.weights, piece.master, router_loads(&model->router, tensor->layer),
                                model->router.bias_rate, model->plan.config.E, (int)piece.begin, (int)piece.count);

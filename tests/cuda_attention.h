@@ -131,8 +131,8 @@ static void check_attention_nan(const Case *row) {
     Operand &kept = o.out("kept", product(T, NQ * D));
     x.set(product(T - 2, ld), NAN);                // q of the first head
     x.set(product(key, ld) + product(NQ, D), NAN); // k of the first head
-    const AttentionOptions own = {true, false, false, false}, none = {false, false, false, false};
-    attention_configure(own);
+    const AttentionOptions builtin = {true, false, false, false}, none = {false, false, false, false};
+    attention_configure(builtin);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *k = x.x() + NQ * D, *v = k + n[2] * D;
         Activation o_out = activation(out.x(), nullptr);
@@ -175,8 +175,8 @@ static void check_attention_rotated(const Case *row) {
     std::vector<real> angles(table.count);
     rope_table(angles.data(), T, D, OP_THETA);
     for (size_t i = 0; i < table.count; i++) table.set(i, (double)angles[i]);
-    const AttentionOptions own = {true, false, false, false}, none = {false, false, false, false};
-    attention_configure(own);
+    const AttentionOptions builtin = {true, false, false, false}, none = {false, false, false, false};
+    attention_configure(builtin);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
         Activation o_out = activation(out.x(), nullptr);

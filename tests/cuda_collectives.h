@@ -34,9 +34,9 @@ static void collectives_of_one_rank(size_t count) {
             break;
         }
     double until = now_seconds() + 5;
-    while (WATCH_GET(own.collectives) < second && now_seconds() < until) usleep(1000);
-    EXPECT(WATCH_GET(own.collectives) >= second, "the watchdog thread has counted %d collectives",
-           (int)WATCH_GET(own.collectives));
+    while (WATCH_GET(self.collectives) < second && now_seconds() < until) usleep(1000);
+    EXPECT(WATCH_GET(self.collectives) >= second, "the watchdog thread has counted %d collectives",
+           (int)WATCH_GET(self.collectives));
     buffer_free(bucket);
     buffer_free(sum);
     free(host);

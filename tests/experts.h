@@ -299,19 +299,19 @@ static void expect_experts_round(const ExpertLinear *w, const floatX *y, const f
     Activation in = expert_operand(x, &max[0], R, IC), gradient = expert_operand(dy, &max[1], R, OC);
     ExpertLinear own = *w;
     size_t weights = (size_t)w->count * w->stride * sizeof(grad_t);
-    floatX *y_own = (floatX *)checked_calloc((size_t)R * OC, sizeof(floatX)),
-           *dx_own = (floatX *)checked_calloc((size_t)R * IC, sizeof(floatX));
+    floatX *y_apart = (floatX *)checked_calloc((size_t)R * OC, sizeof(floatX)),
+           *dx_apart = (floatX *)checked_calloc((size_t)R * IC, sizeof(floatX));
     own.first.dweight = (grad_t *)checked_calloc(1, weights);
-    expert_linear_forward(y_own, in, &own, starts, N, R);
-    expert_linear_backward(dx_own, gradient, in, &own, starts, N, R, false);
-    EXPECT(memcmp(y, y_own, (size_t)R * OC * sizeof(floatX)) == 0, "%s: other outputs", what);
-    EXPECT(memcmp(dx, dx_own, (size_t)R * IC * sizeof(floatX)) == 0, "%s: other gradients of the input", what);
+    expert_linear_forward(y_apart, in, &own, starts, N, R);
+    expert_linear_backward(dx_apart, gradient, in, &own, starts, N, R, false);
+    EXPECT(memcmp(y, y_apart, (size_t)R * OC * sizeof(floatX)) == 0, "%s: other outputs", what);
+    EXPECT(memcmp(dx, dx_apart, (size_t)R * IC * sizeof(floatX)) == 0, "%s: other gradients of the input", what);
     for (int e = 0; e < w->count; e++)
         EXPECT(memcmp(own.first.dweight + e * w->stride, w->first.dweight + e * w->stride,
                       (size_t)OC * IC * sizeof(grad_t)) == 0,
                "%s: expert %d has another gradient of the weight", what, e);
-    free(y_own);
-    free(dx_own);
+    free(y_apart);
+    free(dx_apart);
     free(own.first.dweight);
 }
 

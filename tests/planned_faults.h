@@ -99,7 +99,7 @@ static bool fault_remove(const char *path) {
 }
 
 static bool fault_point(FaultPlace place, void *data, size_t number) {
-    int64_t step = WATCH_GET(own.step);
+    int64_t step = WATCH_GET(self.step);
     switch (place) {
     case FAULT_STAGE: fault_at(step, watch_stages[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;

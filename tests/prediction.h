@@ -298,13 +298,14 @@ static void test_prediction_of_documents(void) {
         predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
         Prediction p[3];
         for (int i = 0; i < 3; i++) {
-            run.options.doc_mask = i > 0, run.options.attention_kernel = i == 2 ? SDPA_OWN : SDPA_AUTO;
+            run.options.doc_mask = i > 0, run.options.attention_kernel = i == 2 ? SDPA_BUILTIN : SDPA_AUTO;
             p[i] = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
         }
-        bool own = d == 0 || d == 3;
-        double backward = p[1].class_ms[CLASS_ATTENTION_BACKWARD] / p[own ? 2 : 0].class_ms[CLASS_ATTENTION_BACKWARD],
+        bool builtin = d == 0 || d == 3;
+        double backward =
+                   p[1].class_ms[CLASS_ATTENTION_BACKWARD] / p[builtin ? 2 : 0].class_ms[CLASS_ATTENTION_BACKWARD],
                forward = p[1].class_ms[CLASS_ATTENTION_FORWARD] / p[0].class_ms[CLASS_ATTENTION_FORWARD];
-        EXPECT(fabs(backward - (own ? 1.25 : 1)) < 1e-12 && forward > 1 && forward < 1.001,
+        EXPECT(fabs(backward - (builtin ? 1.25 : 1)) < 1e-12 && forward > 1 && forward < 1.001,
                "%s: forward and backward take %g and %g times as long", devices[d], forward, backward);
         predicted_run_free(&run);
     }
@@ -320,25 +321,25 @@ static void test_prediction_of_groups(void) {
         predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
         size_t bytes = run.model.activations_bytes;
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        run.options.attention_kernel = SDPA_OWN;
+        run.options.attention_kernel = SDPA_BUILTIN;
         predicted_again(&run);
-        Prediction own = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        Prediction builtin = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
         double ratio =
-            predicted_sum(&own, "diff_attention_backward", true) / predicted_sum(&p, "attention_backward", true);
+            predicted_sum(&builtin, "diff_attention_backward", true) / predicted_sum(&p, "attention_backward", true);
         EXPECT(fabs(ratio - 0.8) < 1e-12, "%g of the products of the backward", ratio);
-        EXPECT(predicted_sum(&own, "diff_attention_forward", true) == predicted_sum(&p, "attention_forward", true),
+        EXPECT(predicted_sum(&builtin, "diff_attention_forward", true) == predicted_sum(&p, "attention_forward", true),
                "other products of the forward");
-        EXPECT(own.class_ms[CLASS_COMBINE] == 0 && p.class_ms[CLASS_COMBINE] > 0, "%g ms of combinations",
-               own.class_ms[CLASS_COMBINE]);
-        ratio = own.class_ms[CLASS_ROPE] / p.class_ms[CLASS_ROPE];
-        double rope = own.device->generation == HOPPER ? 1 : 0.5; // whose kernel does not rotate
+        EXPECT(builtin.class_ms[CLASS_COMBINE] == 0 && p.class_ms[CLASS_COMBINE] > 0, "%g ms of combinations",
+               builtin.class_ms[CLASS_COMBINE]);
+        ratio = builtin.class_ms[CLASS_ROPE] / p.class_ms[CLASS_ROPE];
+        double rope = builtin.device->generation == HOPPER ? 1 : 0.5; // whose kernel does not rotate
         EXPECT(fabs(ratio - rope) < 1e-12, "RoPE takes %g of its time, not %g", ratio, rope);
         size_t saved = (size_t)N * HEADS * D * 2 * L / 2 + (size_t)N * HEADS * D * 2;
         EXPECT(bytes - run.model.activations_bytes == saved, "%zu bytes saved, not %zu",
                bytes - run.model.activations_bytes, saved);
         Options loose = run.options;
         loose.deterministic = false;
-        EXPECT(predict_step(&run.model, &loose, ASSUMPTION_COUNT).step_ms == own.step_ms, "--no-deterministic");
+        EXPECT(predict_step(&run.model, &loose, ASSUMPTION_COUNT).step_ms == builtin.step_ms, "--no-deterministic");
         predicted_run_free(&run);
     }
 }
@@ -388,14 +389,14 @@ static void test_attention_choice(void) {
     static const struct {
         const char *device;
         int signals, D, T, window, kernel;
-        bool nondeterministic, documents, own[2]; // forward, backward
+        bool nondeterministic, documents, builtin[2]; // forward, backward
     } cases[] = {
         {"H200", 1, 128, 2048, 0, SDPA_AUTO, false, false, {true, true}},
         {"H200", 1, 128, 4000, 0, SDPA_AUTO, false, false, {true, true}},
         {"H200", 1, 128, 4100, 0, SDPA_AUTO, false, false, {false, false}},
         {"H200", 0, 128, 2048, 0, SDPA_AUTO, false, false, {false, true}},
         {"H200", 1, 128, 2048, 0, SDPA_CUDNN, false, false, {false, false}},
-        {"H200", 1, 128, 8192, 0, SDPA_OWN, false, false, {true, true}},
+        {"H200", 1, 128, 8192, 0, SDPA_BUILTIN, false, false, {true, true}},
         {"H200", 1, 64, 2048, 0, SDPA_AUTO, false, false, {false, false}},
         {"H200", 2, 128, 2048, 0, SDPA_AUTO, false, false, {false, false}},
         {"H200", 1, 128, 2048, 1024, SDPA_AUTO, false, false, {false, false}},
@@ -417,13 +418,13 @@ static void test_attention_choice(void) {
         o.attention_kernel = cases[i].kernel;
         for (int backward = 0; backward < 2; backward++) {
             AttentionKernel by = predicted_attention(device_peak_named(cases[i].device), &o, s, backward);
-            EXPECT(by == (cases[i].own[backward] ? BY_TENSOR_CORES : BY_CUDNN), "case %zu, backward %d: kernel %d", i,
-                   backward, by);
+            EXPECT(by == (cases[i].builtin[backward] ? BY_TENSOR_CORES : BY_CUDNN), "case %zu, backward %d: kernel %d",
+                   i, backward, by);
         }
         options_free(&o);
     }
     attention_times = attention_measured;
-    EXPECT(attention_own_speed(NULL, 1, 128, 128, 2048, true, false) == 0, "an unknown device was measured");
+    EXPECT(attention_builtin_speed(NULL, 1, 128, 128, 2048, true, false) == 0, "an unknown device was measured");
 }
 
 // The cache by hand, for 1.4b with 8 key/value heads of width 128: 2 x 8 x 128 numbers per position and layer.

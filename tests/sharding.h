@@ -22,18 +22,18 @@ static void test_shard_owners(void) {
                 size_t limit = limits[(k + level) % 4];
                 for (int rank = 0; rank < ranks; rank++) {
                     Sharding s = sharding_build(&list, (RunRanks){rank, ranks, ranks, level, OPTIMIZER_ADAMW}, limit);
-                    unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
-                    EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
+                    unsigned char *used = (unsigned char *)checked_calloc(s.owned, 1);
+                    EXPECT(s.owned * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.owned,
                            list.buffer_count);
                     for (int i = 0; i < list.count; i++) {
                         const Tensor *t = &list.tensors[i];
-                        for (OwnRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
+                        for (RankRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
                             for (size_t e = 0; e < r.count; e++) {
-                                EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.own &&
+                                EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.owned &&
                                            !used[r.compact_at + e],
                                        "%s of %s, rank %d of %d: element %zu is in place %zu of %zu", t->name,
-                                       variant->name, rank, ranks, r.begin + e, r.compact_at + e, s.own);
-                                used[min_size(r.compact_at + e, s.own - 1)] = 1;
+                                       variant->name, rank, ranks, r.begin + e, r.compact_at + e, s.owned);
+                                used[min_size(r.compact_at + e, s.owned - 1)] = 1;
                                 owners[r.at + e]++;
                             }
                     }

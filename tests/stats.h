@@ -94,7 +94,7 @@ static inline double direct_lambda(const Model *m, int layer, double l) {
     double dots[2] = {0, 0};
     const AttentionVariant *a = m->plan.config.attention;
     switch (a->lambda) {
-    case LAMBDA_LAYER: l = (double)param(&m->state, T_OWN_LAMBDA, layer)[0]; break;
+    case LAMBDA_LAYER: l = (double)param(&m->state, T_LAYER_LAMBDA, layer)[0]; break;
     case LAMBDA_EXP:
         for (int i = 0; i < m->plan.config.D; i++) {
             dots[0] +=
@@ -139,9 +139,9 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
-    double largest = 0, sum = a->sink == SINK_ZERO  ? 1
-                              : a->sink == SINK_OWN ? exp((double)param(&m->state, T_SINKS, layer)[h])
-                                                    : 0;
+    double largest = 0, sum = a->sink == SINK_ZERO      ? 1
+                              : a->sink == SINK_LEARNED ? exp((double)param(&m->state, T_SINKS, layer)[h])
+                                                        : 0;
     int low = direct_low(m, layer, b, t, T);
     for (int j = 0; j < low; j++) p[j] = 0;
     for (int j = low; j <= t; j++) {

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dev/reference")
 import variants
 
 HEADER, CONFIG, MODELING = (p.read_text() for p in (variants.HEADER, variants.CONFIG, variants.MODELING))
-ROW = '    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "own"),\n'
+ROW = '    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "learned"),\n'
 PLANTED = [
     ("a trait that differs", "1, 2, 1, 2", "1, 2, 1, 1", "diff_scalar: split is 1, in variants.h 2"),
     ("a missing variant", ROW, "", "sink is missing"),

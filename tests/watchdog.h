@@ -197,7 +197,7 @@ static void test_start_abandoned(void) {
 
 static void rank_waits(int collectives) {
     watch_step(8), watch_stage(STAGE_FORWARD);
-    WATCH_SET(own.collectives, (uint64_t)collectives);
+    WATCH_SET(self.collectives, (uint64_t)collectives);
     watch_wait_begin();
     poll(NULL, 0, 20000);
 }
@@ -282,21 +282,21 @@ static void test_state_fields(void) {
 // What is written is read, a longer state leaves nothing in a shorter one, and a file of another length is not used.
 static void test_state_file(void) {
     char text[WATCH_BYTES + 1];
-    WatchState s, own = watch.own;
+    WatchState s, self = watch.self;
     const char *path = test_file("0");
     int fd = open(path, O_RDWR | O_CREAT, 0600);
-    FORMAT(watch.own.host, "ho\x1b[31mst\n\xC3\xA4");
-    watch_clean_host(watch.own.host);
-    watch.own.step = INT64_MAX, watch.own.device = UINT64_MAX, watch.own.stage = STAGE_PARAMETERS;
+    FORMAT(watch.self.host, "ho\x1b[31mst\n\xC3\xA4");
+    watch_clean_host(watch.self.host);
+    watch.self.step = INT64_MAX, watch.self.device = UINT64_MAX, watch.self.stage = STAGE_PARAMETERS;
     EXPECT(watch_write(fd) && watch_read(fd, &s), "a state is not read again");
     EXPECT(strcmp(s.host, "ho?[31mst???") == 0 && s.step == INT64_MAX && s.device == UINT64_MAX, "%s", s.host);
-    watch.own.step = 1, watch.own.device = 0;
+    watch.self.step = 1, watch.self.device = 0;
     EXPECT(watch_write(fd) && watch_read(fd, &s) && s.step == 1 && s.status == -1, "a shorter state is not read");
     test_read_file(path, text, sizeof(text));
     EXPECT(count_lines(text) == 1, "%s", text);
     EXPECT(ftruncate(fd, WATCH_BYTES / 2) == 0 && !watch_read(fd, &s), "half a state is accepted");
     close(fd);
-    watch.own = own;
+    watch.self = self;
     char control[] =
         "5 host a\x1b]0;b\x7F\xC2\x9B step 3 phase save collectives 9 waiting 1 device 0 locked 1 status -1 counter 5";
     EXPECT(watch_parse(control, &s) && strcmp(s.host, "a?]0;b???") == 0, "%s", s.host);

@@ -155,10 +155,10 @@ static ModelCase read_case(const char *preset, const char *text) {
 
 // Plans attention with the built-in kernel: a plan of cuDNN takes seconds. The spare bytes are for its workspace.
 static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
-    const AttentionOptions own = {true, false, true, false};
+    const AttentionOptions builtin = {true, false, true, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    attention_configure(own);
+    attention_configure(builtin);
     for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
         bool fits = true;
         for (int i = 0; i < count; i++) {

@@ -188,9 +188,9 @@ static void kernel_measure(const KernelCase &c, Run run, Prepare prepare = kerne
 template <typename Run, typename Peer>
 static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, Peer peer) {
     KernelTimes times = kernel_times(c, kernel_prepare_nothing, run, peer);
-    double own[MOST_REPEATS];
-    memcpy(own, times.ms[0], sizeof(own));
-    kernel_record(c, median(own, times.repeats));
+    double sorted[MOST_REPEATS];
+    memcpy(sorted, times.ms[0], sizeof(sorted));
+    kernel_record(c, median(sorted, times.repeats));
     kernel_record_rounds(c.name, c.shape, times.ms[0], times.ms[1], times.repeats, "a dense product", peer_name);
 }
 
@@ -211,10 +211,10 @@ static void kernel_peaks(void) {
     tensors(copy, "ff", bytes / 4, bytes / 4);
     double library = kernel_ms(
         copy, [=](void **t) { CUDA_CHECK(cudaMemcpyAsync(t[0], t[1], bytes, cudaMemcpyDeviceToDevice, main_stream)); });
-    double own = kernel_ms(copy, [=](void **t) {
+    double by_kernel = kernel_ms(copy, [=](void **t) {
         LAUNCH(copy_kernel, (unsigned)device.sm_count * 16, 256, 0, (uint4 *)t[0], (const uint4 *)t[1], bytes / 16);
     });
-    kernels.copy_gbs = 1e-6 * copy.bytes / fmin(library, own);
+    kernels.copy_gbs = 1e-6 * copy.bytes / fmin(library, by_kernel);
     static const int sizes[][3] = {{8192, 8192, 8192}, {16384, 8192, 4096}, {16384, 16384, 2048}};
     for (int i = 0; i < (bench_tiny ? 1 : 3); i++) {
         int M = bench_tiny ? 64 : sizes[i][0], N = bench_tiny ? 64 : sizes[i][1], K = bench_tiny ? 64 : sizes[i][2];
@@ -226,7 +226,7 @@ static void kernel_peaks(void) {
         kernels.gemm_tflops = fmax(kernels.gemm_tflops, 1e-9 * product.flops / ms);
     }
     kernel_record_peak("copy by the library", copy.shape, 1e-6 * copy.bytes / library, "GB/s", library);
-    kernel_record_peak("copy by a kernel", copy.shape, 1e-6 * copy.bytes / own, "GB/s", own);
+    kernel_record_peak("copy by a kernel", copy.shape, 1e-6 * copy.bytes / by_kernel, "GB/s", by_kernel);
 }
 
 // The codes of x (M,K) in FP8, in `memory`.
@@ -471,7 +471,7 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_fp8(&m, B * T);
     char twice[64];
     const AttentionOptions usual = {false, false, true, false}, faster = {false, false, false, false},
-                           own = {true, false, true, false};
+                           builtin = {true, false, true, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);
@@ -479,7 +479,7 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_attention("baseline, 2 NH", twice, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v1, one of its two", preset, "diff_v1", NKV, B, T, usual);
     kernels_of_attention("diff_v1, one of its two", preset, "diff_v1", NKV, B, T, faster);
-    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, own);
+    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, builtin);
     attention_stop();
     kernels_close();
     model_free(&m, false);

@@ -270,13 +270,13 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
             cases[arm] = of.k;
         }
     for (int arm = 0; arm < DECODE_ARMS; arm++) {
-        double own[DECODE_ROUNDS], first_arm[DECODE_ROUNDS]; // medians sort
+        double sorted[DECODE_ROUNDS], first_arm[DECODE_ROUNDS]; // medians sort
         char of[100];
-        memcpy(own, ms[arm], sizeof(own));
-        memcpy(first_arm, ms[0], sizeof(own));
+        memcpy(sorted, ms[arm], sizeof(sorted));
+        memcpy(first_arm, ms[0], sizeof(sorted));
         FORMAT(of, "%s, B %d, context %d", decode_arms[arm].name, B, context);
-        kernel_record_rounds(cases[arm].name, of, own, first_arm, rounds, decode_arms[0].name, "");
-        kernel_record(cases[arm], median(own, rounds));
+        kernel_record_rounds(cases[arm].name, of, sorted, first_arm, rounds, decode_arms[0].name, "");
+        kernel_record(cases[arm], median(sorted, rounds));
     }
 }
 

@@ -69,7 +69,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
 
 // Of the gradients of one rank, before clipping.
 static double bench_grad_norm(Model *model) {
-    own_squares(&model->state, model->state.squares);
+    rank_squares(&model->state, model->state.squares);
     return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 

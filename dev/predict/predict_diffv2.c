@@ -58,7 +58,7 @@ static Prediction predict_step(const ModelPlan *plan, const Options *options, in
     if (p.micro_steps > 2) predict_micro_step(&model, 1, false, p.micro_steps - 2);
     if (p.micro_steps > 1) predict_micro_step(&model, 2, true, 1);
     recorded.times = 1;
-    own_squares(&model.state, squares);
+    rank_squares(&model.state, squares);
     double hidden = fmax(0, p.reduce_ms + p.gather_ms - p.exposed_ms);
     double numbers = (double)plan_ranks(plan) * (AGREED_NUMBERS + plan->sharding.count) * sizeof(double);
     if (comm.ranks > 1) p.agree_ms = AGREE_HOST_MS + ring_of(&p, ring_of_all(&p), numbers).ms;

@@ -64,20 +64,20 @@ static inline bool predicted_fits(AttentionShape s) {
     return (s.D | s.DV) % 8 == 0 && s.D <= WIDEST && s.DV <= WIDEST;
 }
 // Whether --attention-kernel or the measured times request the built-in kernels.
-static inline bool predicted_own(const DevicePeak *gpu, const Options *o, AttentionShape s, bool backward) {
+static inline bool predicted_builtin(const DevicePeak *gpu, const Options *o, AttentionShape s, bool backward) {
     int signals = s.groups.noise ? s.groups.signals : 0;
-    if (o->attention_kernel != SDPA_AUTO || s.window || o->doc_mask) return o->attention_kernel == SDPA_OWN;
-    return attention_own_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) > 1;
+    if (o->attention_kernel != SDPA_AUTO || s.window || o->doc_mask) return o->attention_kernel == SDPA_BUILTIN;
+    return attention_builtin_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) > 1;
 }
 static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const Options *o, AttentionShape s,
                                                   bool backward) {
     if (s.sparse.blocks) return BY_FP32_UNITS;
-    bool cudnn = !predicted_own(gpu, o, s, backward) && predicted_cudnn(gpu, s, o->doc_mask, backward);
+    bool cudnn = !predicted_builtin(gpu, o, s, backward) && predicted_cudnn(gpu, s, o->doc_mask, backward);
     return cudnn ? BY_CUDNN : predicted_fits(s) ? BY_TENSOR_CORES : BY_FP32_UNITS;
 }
 // Whether a signal head and its noise head are computed together (diff_attention.cuh).
 static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, AttentionShape s) {
-    return s.groups.noise && s.groups.signals == 1 && predicted_own(gpu, o, s, true) && predicted_fits(s);
+    return s.groups.noise && s.groups.signals == 1 && predicted_builtin(gpu, o, s, true) && predicted_fits(s);
 }
 // Whether the built-in kernels are those of wgmma (hopper_heads).
 static inline bool predicted_wgmma(const DevicePeak *gpu, AttentionShape s) {
@@ -96,8 +96,8 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     enum { TILE = 128 };
     double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
     if (by == BY_TENSOR_CORES) {
-        share = p->assumed[backward ? ASSUME_OWN_BACKWARD : ASSUME_OWN_FORWARD];
-        if (!predicted_wgmma(p->device, s)) share *= p->assumed[ASSUME_OWN_MMA];
+        share = p->assumed[backward ? ASSUME_BUILTIN_BACKWARD : ASSUME_BUILTIN_FORWARD];
+        if (!predicted_wgmma(p->device, s)) share *= p->assumed[ASSUME_BUILTIN_MMA];
         length *= share / assumption_value(library, p->device->generation, ASSUMPTION_COUNT);
     }
     if (s.window) length += TILE * (1 - (double)s.window / s.T);

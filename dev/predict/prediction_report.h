@@ -158,14 +158,14 @@ static inline AttentionKernel predicted_backward(const Prediction *p) {
 static inline void print_prediction_alternatives(const Prediction *p) {
     const ModelPlan *plan = p->plan;
     const Options *o = p->options;
-    Options loose = *o, own = *o, bf16 = *o;
-    loose.deterministic = !o->deterministic, own.attention_kernel = SDPA_OWN, bf16.matmul_dtype = GEMM_BF16;
+    Options loose = *o, builtin = *o, bf16 = *o;
+    loose.deterministic = !o->deterministic, builtin.attention_kernel = SDPA_BUILTIN, bf16.matmul_dtype = GEMM_BF16;
     if (predicted_backward(p) == BY_CUDNN) {
         StepTimes t = predict_times(plan, &loose);
         print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
         printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
-        t = predict_times(plan, &own);
-        print_span("--attention-kernel own", t.fast, t.slow, 2);
+        t = predict_times(plan, &builtin);
+        print_span("--attention-kernel builtin", t.fast, t.slow, 2);
         printf(" ms, attention by the built-in kernels\n");
     }
     if (plan->fp8) {

@@ -23,7 +23,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
 static inline void comm_broadcast(void *data, size_t bytes);
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);
-static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes);
+static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes);
 static inline void comm_wait(uint64_t ticket);
 
 #include "prediction_communication.h"
@@ -105,7 +105,7 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     return record_ring(all_reduce_of(p, across, bytes), 2 * bytes * (across.ranks - 1) / across.ranks, total);
 }
 // With --zero 0 the sums of gradients are gathered.
-static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
+static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes) {
     Prediction *p = recorded.p;
     RingSpan group = ring_in_group(p);
     double bytes = (double)piece_bytes, *total = p->plan->sharding.level ? &p->gather_ms : &p->reduce_ms;

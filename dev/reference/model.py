@@ -180,7 +180,7 @@ def attention(config, w, x, layer, shared=None):
     key, value = shared or keys_and_values(config, part(w, "self_attn."), x)
     window, hidden = layer_window(config, layer), hidden_blocks(config, layer, query, key)
 
-    sink = {"none": None, "zero": x.new_zeros(s.H), "own": w.get("self_attn.sinks")}[v.sink]
+    sink = {"none": None, "zero": x.new_zeros(s.H), "learned": w.get("self_attn.sinks")}[v.sink]
     outputs = []
     for m, q in enumerate(map_heads(v, s.H)):
         g = q // (s.NQ // s.NV)  # its value head
@@ -317,7 +317,7 @@ def tensor_table(config):
         (v.norm == "all", "self_attn.subln.weight", norm(ND)),
         *((v.lambda_ == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
         (v.lambda_ == "layer", "self_attn.lambda", ((1,), 0.5, 0.2)),
-        (v.sink == "own", "self_attn.sinks", ((NH,), 0, 1)),
+        (v.sink == "learned", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
         *(
             (mlp_width(config, layer), f"mlp.{name}.weight", row)

@@ -50,7 +50,7 @@ static struct {
 
 static inline size_t background_copy_bytes(const Sharding *s) {
     size_t master = sizeof(floatX) < sizeof(real) ? sizeof(real) : 0;
-    return s->own * (sizeof(floatX) + sizeof(real) + master) + s->second * sizeof(real);
+    return s->owned * (sizeof(floatX) + sizeof(real) + master) + s->second * sizeof(real);
 }
 
 static inline bool background_open(const CheckpointBuffers *b) {
@@ -77,8 +77,8 @@ static inline bool background_open(const CheckpointBuffers *b) {
 // This rank's pieces of a buffer, in the order of the buckets.
 static inline void *background_copy_part(char **to, const void *from, size_t size, const Sharding *s, bool compact) {
     char *begin = *to;
-    *to += s->own * size;
-    if (compact || s->ranks == 1) buffer_download(begin, from, s->own * size);
+    *to += s->owned * size;
+    if (compact || s->ranks == 1) buffer_download(begin, from, s->owned * size);
     for (int i = 0; i < s->count && !compact && s->ranks > 1; i++) {
         const Bucket *b = &s->buckets[i];
         size_t at = b->begin + s->rank * b->piece;
@@ -94,7 +94,7 @@ static inline real *background_copy_second(char **to, const CheckpointBuffers *b
     *to += b->sharding->second * sizeof(real);
     checkpoint_optimizer_parts(b, parts);
     for (const Tensor *t = b->tensors->tensors; t < b->tensors->tensors + b->tensors->count; t++)
-        for (OwnRange r = sharding_ranges(b->sharding, t); checkpoint_next(&parts[1], b->sharding, t, &r);)
+        for (RankRange r = sharding_ranges(b->sharding, t); checkpoint_next(&parts[1], b->sharding, t, &r);)
             buffer_download(begin + r.compact_at, b->v + (parts[1].compact ? r.compact_at : r.at),
                             r.count * sizeof(real));
     return begin;
@@ -184,9 +184,9 @@ static inline bool background_finish(void) {
     for (bool complete = !was_on; !complete;) {
         if (background.running) pthread_join(background.thread, NULL);
         background.running = false;
-        int own = background_progress();
+        int stage = background_progress();
         comm_barrier(); // all ranks have finished the stage
-        complete = background_advance(own);
+        complete = background_advance(stage);
     }
     return was_on;
 }

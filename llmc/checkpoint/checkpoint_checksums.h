@@ -70,17 +70,17 @@ static inline uint64_t *file_digests(const char *path, int rank, int ranks, size
 
 // Combines the shares of all ranks: the result of file_digests and its errno, the same on all ranks. If one rank cannot
 // read the file, it is unreadable for all.
-static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, size_t *count, uint64_t *bytes) {
-    errno = own_error;
+static inline uint64_t *file_digests_gather(uint64_t *digests, int rank_error, size_t *count, uint64_t *bytes) {
+    errno = rank_error;
     if (comm_ranks() == 1) return digests;
     struct {
         int error;
         uint64_t bytes;
-    } own, *of_ranks = NULL;
-    memset(&own, 0, sizeof(own));
-    own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
-    of_ranks = (__typeof__(of_ranks))checked_calloc(comm_ranks(), sizeof(own));
-    comm_gather(of_ranks, &own, sizeof(own));
+    } self, *of_ranks = NULL;
+    memset(&self, 0, sizeof(self));
+    self.error = digests ? 0 : rank_error, self.bytes = digests ? *bytes : 0;
+    of_ranks = (__typeof__(of_ranks))checked_calloc(comm_ranks(), sizeof(self));
+    comm_gather(of_ranks, &self, sizeof(self));
     int error = 0;
     for (int r = 0; r < comm_ranks() && !error; r++)
         error = of_ranks[r].error ? of_ranks[r].error : of_ranks[r].bytes != of_ranks[0].bytes ? ESTALE : 0;

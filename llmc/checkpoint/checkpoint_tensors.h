@@ -101,7 +101,7 @@ static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
 }
 
 // sharding_next for the elements of a tensor that a part has.
-static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, const Tensor *t, OwnRange *r) {
+static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, const Tensor *t, RankRange *r) {
     if (checkpoint_has_rows(p, t)) {
         bool first = r->count == 0;
         r->count = t->rows, r->at = t->second[0], r->compact_at = t->second[1];
@@ -131,7 +131,7 @@ static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const Che
 }
 
 // Copies `count` elements of a part, from element `done` of a range on, to the host.
-static inline const void *checkpoint_part_data(const CheckpointPart *p, const OwnRange *r, size_t done, size_t count) {
+static inline const void *checkpoint_part_data(const CheckpointPart *p, const RankRange *r, size_t done, size_t count) {
     size_t size = dtype_size(p->dtype);
     const char *from = (const char *)p->buffer + ((p->compact ? r->compact_at : r->at) + done) * size;
     if (p->on_host) return from;
@@ -150,7 +150,7 @@ static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const
         spec++;
         if (sharding && i % comm_groups() != comm_group()) continue;
         if (sharding && checkpoint_has_rows(p, t) && t->owner != sharding->rank) continue;
-        for (OwnRange r = sharding_ranges(sharding, t); checkpoint_next(p, sharding, t, &r);)
+        for (RankRange r = sharding_ranges(sharding, t); checkpoint_next(p, sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
                 safetensors_write(w, spec, r.begin + done, checkpoint_part_data(p, &r, done, n), p->dtype, n);
@@ -251,7 +251,7 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
         if (!checkpoint_has(p, t)) continue;
         spec++;
-        for (OwnRange r = sharding_ranges(pieces, t); checkpoint_next(p, pieces, t, &r);) {
+        for (RankRange r = sharding_ranges(pieces, t); checkpoint_next(p, pieces, t, &r);) {
             char *to = (char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
@@ -320,7 +320,7 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
         const size_t chunk = CHECKPOINT_STAGING / sizeof(floatX);
-        for (OwnRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);)
+        for (RankRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
                 broken += checkpoint_count_broken((const floatX *)checkpoint_part_data(&part, &r, done, n), n);

@@ -24,9 +24,9 @@ comm.h: communication between the ranks of a run.
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
                                             piece `rank` of their buckets, in fp32; out may be that piece. whole: out is
                                             the sum over all groups, with the same bits in each group
-    ticket = comm_all_gather(bucket, own, piece_bytes)
-                                            bucket [ranks][piece_bytes]: each rank provides own [piece_bytes], which may
-                                            be its piece of the bucket
+    ticket = comm_all_gather(bucket, piece, piece_bytes)
+                                            bucket [ranks][piece_bytes]: each rank provides piece [piece_bytes], which
+                                            may be in the bucket
     comm_wait(ticket)                       later operations see the result of this one and of all earlier ones;
                                             ticket 0: no operation
 
@@ -67,7 +67,7 @@ static inline void comm_barrier(void) {
 static inline size_t comm_library_bytes(int ranks, const char **of) {
 #if defined(DEVICE_OPS) && defined(USE_NCCL)
     *of = "NCCL";
-    if (nccl.measured) return nccl.own_bytes;
+    if (nccl.measured) return nccl.device_bytes;
 #endif
 #if defined(DEVICE_OPS) || defined(RECORDED_OPS)
     *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size

@@ -174,7 +174,7 @@ static inline void launch_connect_by_mpi(const CommStart *start, char *path, cha
     if (first < comm.ranks && comm.rank == 0) watch_remove(); // before the launcher kills the other ranks
     if (first < comm.ranks) MPI_OK(MPI_Barrier(MPI_COMM_WORLD));
     CHECK(first != comm.rank, "rank %d on %s cannot open %s: --rendezvous selects a directory that all machines share",
-          comm.rank, watch.own.host, path);
+          comm.rank, watch.self.host, path);
     if (first < comm.ranks) program_exit(EXIT_FAILED); // that rank prints the line
 }
 #endif
@@ -232,13 +232,13 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
             now_seconds() < until,
             "rank %d on %s: rank %d has not written %s within %.0f s (--start-timeout): start all ranks with the same "
             "--out or --rendezvous, in a directory that all machines share",
-            comm.rank, watch.own.host, writer, file, limit);
+            comm.rank, watch.self.host, writer, file, limit);
         usleep(50000);
     }
     CHECK(fstat(fd, &st) == 0 && st.st_uid == geteuid(),
           "rank %d on %s: %s is a file of another user: start all ranks as one user, or select another directory with "
           "--rendezvous",
-          comm.rank, watch.own.host, file);
+          comm.rank, watch.self.host, file);
     return fd;
 }
 
@@ -297,8 +297,8 @@ static inline void launch_connect_by_files(const CommStart *start, char *path, c
     watch_begin(comm.rank, launch_limit(start, comm.ranks) + WATCH_SPARE,
                 "the directory of --rendezvous or --out does not answer");
     if (getenv("SLURMD_NODENAME")) { // the node's name in Slurm, which may differ: --exclude takes it
-        FORMAT(watch.own.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
-        watch_clean_host(watch.own.host);
+        FORMAT(watch.self.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
+        watch_clean_host(watch.self.host);
     }
     launch_exchange(path, start, data, bytes, parts);
 }

@@ -161,7 +161,7 @@ static inline uint64_t comm_enqueue(CommOp op) {
     if (comm_mpi.begun >= COMM_QUEUE) comm_await(comm_mpi.begun - COMM_QUEUE + 1);
     comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
     uint64_t ticket = comm_mpi.begun;
-    WATCH_SET(own.collectives, ticket);
+    WATCH_SET(self.collectives, ticket);
     pthread_cond_broadcast(&comm_mpi.changed);
     while (fault_point(FAULT_COMPLETE, NULL, 0) && comm_mpi.done < ticket)
         pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
@@ -181,8 +181,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.group_ranks * piece * sizeof(grad_t));
     return comm_enqueue(op);
 }
-static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
-    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false};
+static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes) {
+    CommOp op = {COMM_ALL_GATHER, bucket, piece, piece_bytes, NULL, false, false};
     return comm_enqueue(op);
 }
 

@@ -50,7 +50,7 @@ static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
     if (nccl.device >= count) return count;
     *status = cudaSetDevice(nccl.device);
     if (*status == cudaSuccess) *status = cudaGetDeviceProperties(&facts, nccl.device);
-    if (*status == cudaSuccess) watch.own.device = nccl_device_identity(&facts);
+    if (*status == cudaSuccess) watch.self.device = nccl_device_identity(&facts);
     return count;
 }
 
@@ -169,7 +169,7 @@ static inline void nccl_init(void) {
     nccl_join(&handle);
     watch_wait_end();
     nccl.handle = handle;
-    nccl.own_bytes = before - min_size(before, nccl_free_bytes());
+    nccl.device_bytes = before - min_size(before, nccl_free_bytes());
     thread_start(&nccl.thread, nccl_watch_thread, NULL, "that monitors collectives");
     watch_exit_hook = nccl_abort_at_exit;
     start_part(part);
@@ -244,9 +244,9 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     return nccl_end(ticket);
 }
 
-static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
+static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather(own, bucket, piece_bytes, ncclChar, nccl.group, nccl.stream));
+    NCCL_CHECK(ncclAllGather(piece, bucket, piece_bytes, ncclChar, nccl.group, nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -301,9 +301,9 @@ static inline void nccl_self_test(size_t bucket_bytes) {
     for (int r = 0; r < comm.ranks; r++) shares += (grad_t)(r % 5);
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 251) + (grad_t)(comm.rank % 5);
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    grad_t *own = bucket + comm_place() * piece;
-    comm_reduce_scatter(bucket, piece, own, false, true);
-    comm_wait(comm_all_gather(bucket, own, piece * sizeof(grad_t)));
+    grad_t *sum = bucket + comm_place() * piece;
+    comm_reduce_scatter(bucket, piece, sum, false, true);
+    comm_wait(comm_all_gather(bucket, sum, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != (grad_t)comm.ranks * (grad_t)(i % 251) + shares;
     CHECK(wrong == 0,
@@ -312,9 +312,9 @@ static inline void nccl_self_test(size_t bucket_bytes) {
           wrong, count);
     free(host);
     buffer_free(bucket);
-    nccl.own_bytes += before - min_size(before, nccl_free_bytes());
+    nccl.device_bytes += before - min_size(before, nccl_free_bytes());
     printf("%s, %d ranks (%d on this machine), %.1f MiB of this GPU\n", comm_library(), comm.ranks, comm.ranks_here,
-           (double)nccl.own_bytes / 1048576);
+           (double)nccl.device_bytes / 1048576);
 }
 
 static inline void nccl_split(int group) {
@@ -326,7 +326,7 @@ static inline void nccl_split(int group) {
     NCCL_CHECK(ncclCommSplit(nccl.handle, comm_group(), comm.rank, &nccl.group, NULL));
     NCCL_CHECK(ncclCommSplit(nccl.handle, comm_place(), comm.rank, &across, NULL));
     NCCL_SET(across, across);
-    nccl.own_bytes += before - min_size(before, nccl_free_bytes());
+    nccl.device_bytes += before - min_size(before, nccl_free_bytes());
 }
 
 static inline void comm_alloc(size_t bucket_bytes, int level, int group) {

@@ -30,8 +30,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     (void)bucket, (void)piece, (void)out, (void)add, (void)whole;
     return 0;
 }
-static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
-    (void)bucket, (void)own, (void)piece_bytes;
+static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes) {
+    (void)bucket, (void)piece, (void)piece_bytes;
     return 0;
 }
 static inline void comm_wait(uint64_t ticket) { (void)ticket; }

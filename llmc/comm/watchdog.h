@@ -13,7 +13,7 @@ connections between ranks.
   WatchState *watch_await_ranks(seconds)    rank 0: waits for the files of all ranks; [ranks], free()
   void watch_timeout(seconds)               sets the limit of waits; WATCH_TIMEOUT until it is called
   void watch_stage(stage), watch_step(n)    what this rank is doing, for error messages
-  void watch_wait_begin(), watch_wait_end() around a wait for other ranks in collective number own.collectives
+  void watch_wait_begin(), watch_wait_end() around a wait for other ranks in collective number self.collectives
   void watch_device(collectives, waiting)   reports waits of a device, for which the host does not wait
   void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints
                                             the line
@@ -90,7 +90,7 @@ static struct {
     bool made_parent; // this process has created the parent of the directory
     const char *problem;
     double timeout, wait_begin; // wait_begin: 0: does not wait
-    WatchState own;             // all but `waiting`
+    WatchState self;            // all but `waiting`
     char path[PATH_SIZE];
     uint64_t printed[WATCH_LINES]; // hashes of the lines of rank 0
     int printed_count;
@@ -117,10 +117,10 @@ static void (*watch_exit_hook)(void);
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
 static inline void watch_stage(Stage stage) {
-    WATCH_SET(own.stage, (int)stage);
+    WATCH_SET(self.stage, (int)stage);
     fault_point(FAULT_STAGE, NULL, (size_t)stage);
 }
-static inline void watch_step(int64_t step) { WATCH_SET(own.step, step); }
+static inline void watch_step(int64_t step) { WATCH_SET(self.step, step); }
 static inline void watch_set_wait(double since) { __atomic_store(&watch.wait_begin, &since, __ATOMIC_RELAXED); }
 static inline double watch_wait_start(void) { // __atomic_load_n does not support doubles
     double t;
@@ -136,7 +136,7 @@ static inline void watch_wait_end(void) { watch_set_wait(0); }
 // Reports the progress of a device, which runs asynchronously: the collectives that it has reached, and whether it
 // waits.
 static inline void watch_device(uint64_t collectives, bool waiting) {
-    WATCH_SET(own.collectives, collectives);
+    WATCH_SET(self.collectives, collectives);
     watch_set_wait(waiting ? now_seconds() : 0);
 }
 static inline void watch_timeout(double seconds) { __atomic_store(&watch.timeout, &seconds, __ATOMIC_RELAXED); }
@@ -180,11 +180,12 @@ static inline bool watch_parse(const char *text, WatchState *s) {
 static inline bool watch_write(int fd) {
     char text[WATCH_BYTES];
     pthread_mutex_lock(&watch.lock);
-    WatchState *s = &watch.own;
+    WatchState *s = &watch.self;
     s->counter++;
-    int n = snprintf(text, sizeof(text), WATCH_FORMAT(PRIu64, PRId64, PRIx64, "s", "s") " time %lld", s->counter,
-                     s->host, WATCH_GET(own.step), watch_stages[WATCH_GET(own.stage)].name, WATCH_GET(own.collectives),
-                     watch_waited(), s->device, s->locked, s->status, s->counter, (long long)time(NULL));
+    int n =
+        snprintf(text, sizeof(text), WATCH_FORMAT(PRIu64, PRId64, PRIx64, "s", "s") " time %lld", s->counter, s->host,
+                 WATCH_GET(self.step), watch_stages[WATCH_GET(self.stage)].name, WATCH_GET(self.collectives),
+                 watch_waited(), s->device, s->locked, s->status, s->counter, (long long)time(NULL));
     assert(n < WATCH_BYTES);
     memset(text + n, ' ', (size_t)(WATCH_BYTES - n)); // over the rest of a longer text
     text[WATCH_BYTES - 1] = '\n';
@@ -268,7 +269,7 @@ static inline void watch_await_rank_0(void) {
 static inline void watch_finish(int status, bool in_order) {
     bool ended = in_order;
     int absent = !in_order;
-    watch.own.status = status & 0xFF; // as the system does
+    watch.self.status = status & 0xFF; // as the system does
     watch_write(watch.file);          // even if the directory is gone
     if (watch.rank != 0 && !in_order && !watch.reports) watch_await_rank_0();
     if (watch.rank != 0 && (in_order || !watch.reports)) return;
@@ -302,7 +303,7 @@ __attribute__((noreturn)) static inline void watch_report(int rank, const WatchS
             "diffv2: rank %d (%s) %s; last state at step %" PRId64 ", %s; rank %d is at step %" PRId64
             ", %s%s; all ranks exit; --resume continues from the newest checkpoint\n",
             rank, s->host[0] ? s->host : "?", what, s->step, watch_stages[s->stage].description, watch.rank,
-            WATCH_GET(own.step), watch_stages[WATCH_GET(own.stage)].description, more);
+            WATCH_GET(self.step), watch_stages[WATCH_GET(self.stage)].description, more);
     watch_claim("failed", "1");
     watch_exit(EXIT_FAILED);
 }
@@ -353,7 +354,7 @@ static inline void watch_report_wait(double waited) {
     for (int r = 0; r < watch.ranks; r++)
         if (!watch_read_rank(r, &last[r])) last[r] = first[r];
     last[watch.rank].counter++; // this thread does not write now
-    last[watch.rank].waiting = waited, last[watch.rank].collectives = WATCH_GET(own.collectives);
+    last[watch.rank].waiting = waited, last[watch.rank].collectives = WATCH_GET(self.collectives);
 #define WATCH_STUCK(r) (last[r].counter == first[r].counter)
 #define WATCH_AS_LATE(r)                                                                           \
     (WATCH_STUCK(r) == WATCH_STUCK(slowest) && last[r].collectives == last[slowest].collectives && \
@@ -407,8 +408,8 @@ static inline void *watch_timer_thread(void *unused) {
             fprintf(stderr,
                     "diffv2: rank %d (%s) has waited for other ranks for %.0f s at step %" PRId64
                     ", %s, and %s does not answer\n",
-                    watch.rank, watch.own.host, waited, WATCH_GET(own.step),
-                    watch_stages[WATCH_GET(own.stage)].description, watch.path);
+                    watch.rank, watch.self.host, waited, WATCH_GET(self.step),
+                    watch_stages[WATCH_GET(self.stage)].description, watch.path);
         if (watch_exit_hook) watch_exit_hook();
         _exit(EXIT_FAILED);
     }
@@ -437,12 +438,12 @@ static inline bool watch_record_line(const char *line) {
 
 static inline void watch_print_pending(int status) {
     if (!watch.pending[0])
-        fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", watch.rank, watch.own.host,
-                status, watch.own.step, watch_stages[watch.own.stage].description);
+        fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", watch.rank,
+                watch.self.host, status, watch.self.step, watch_stages[watch.self.stage].description);
     for (char *line = watch.pending, *end; *line; line = end) {
         end = line + strcspn(line, "\n");
         if (*end) *end++ = 0;
-        if (watch_claim_line(line)) fprintf(stderr, "diffv2: rank %d (%s): %s\n", watch.rank, watch.own.host, line);
+        if (watch_claim_line(line)) fprintf(stderr, "diffv2: rank %d (%s): %s\n", watch.rank, watch.self.host, line);
     }
 }
 
@@ -467,8 +468,8 @@ static inline void watch_on_exit(int status) {
 static inline void watch_begin(int rank, double start_limit, const char *problem) {
     pthread_t timer;
     watch.rank = rank, watch.problem = problem;
-    gethostname(watch.own.host, WATCH_HOST - 1);
-    watch_clean_host(watch.own.host);
+    gethostname(watch.self.host, WATCH_HOST - 1);
+    watch_clean_host(watch.self.host);
     watch_timeout(start_limit);
     watch_wait_begin();
     thread_start(&timer, watch_timer_thread, NULL, "that limits waits");
@@ -485,7 +486,7 @@ static inline void watch_open(const char *path, int rank, int ranks) {
     watch.file = openat(dir, made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     CHECK(watch.file >= 0 ? faccessat(dir, name, F_OK, 0) != 0 : errno != EEXIST,
           "rank %d has already started: start each rank once", rank);
-    watch.own.locked = flock(watch.file, LOCK_EX | LOCK_NB) == 0;
+    watch.self.locked = flock(watch.file, LOCK_EX | LOCK_NB) == 0;
     CHECK(watch_write(watch.file) && renameat(dir, made, dir, name) == 0, "cannot write %s/%s: %s", path, name,
           strerror(errno));
     watch.rank = rank, watch.ranks = ranks;

@@ -35,7 +35,7 @@ static inline void add_magnitudes(cJSON *json, const char *name, float *values, 
 // Copies of a layer's attention on the host; layer_on_host_free() frees them.
 typedef struct {
     HostAttention attention;
-    floatX *fused, *own_lambda;
+    floatX *fused, *lambda;
     floatX *kv; // fused, or the rows of YOCO
     real *lse;
     int *lists; // lists of block-sparse attention
@@ -45,12 +45,12 @@ typedef struct {
 static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
     const AttentionDims *d = plan_dims(plan, l);
     bool projected = a->lambda == a->fused + d->lambda_at; // lambda is in columns of the fused rows
-    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = projected ? 1 : N * d->OH,
+    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, lambda_count = projected ? 1 : N * d->OH,
            lse = lse_count(plan, s.shape.B, s.shape.T), kv = N * s.shape.ldkv;
     LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
-    h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
+    h.lambda = (floatX *)checked_calloc(lambda_count, sizeof(floatX));
     h.lse = (real *)checked_calloc(lse, sizeof(real));
     size_t lists = N * s.shape.NKV * sparse_width(s.shape.sparse);
     h.lists = (int *)checked_calloc(max_size(1, lists), sizeof(int));
@@ -59,7 +59,7 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.kv = a->kv == a->fused ? h.fused : (floatX *)checked_calloc(kv, sizeof(floatX));
     if (h.kv != h.fused) buffer_download(h.kv, a->kv, kv * sizeof(floatX));
     buffer_download(h.lse, a->lse, lse * sizeof(real));
-    if (!projected) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
+    if (!projected) buffer_download(h.lambda, a->lambda, lambda_count * sizeof(floatX));
     h.attention.shape = s.shape;
     h.attention.shape.sparse.lists = h.lists;
     h.attention.key_sets = plan->config.attention->key_sets;
@@ -68,14 +68,14 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.attention.q = h.fused + s.q;
     h.attention.k = h.kv + s.k;
     h.attention.lse = h.lse;
-    h.attention.lambda = projected ? h.fused + d->lambda_at : h.own_lambda;
+    h.attention.lambda = projected ? h.fused + d->lambda_at : h.lambda;
     h.attention.ldl = d->lambda_ld;
     return h;
 }
 static inline void layer_on_host_free(LayerOnHost *h) {
     if (h->kv != h->fused) free(h->kv);
     free(h->fused);
-    free(h->own_lambda);
+    free(h->lambda);
     free(h->lse);
     free(h->lists);
 }

@@ -177,9 +177,9 @@ static inline int choices_next_batch(const ModelPlan *p, const ChoiceTask *t, co
 
 // The number of batches of the rank that has most batches.
 static inline int choices_most_batches(const ModelPlan *p, const ChoiceTask *t, const int *order, int count) {
-    int *all = (int *)checked_calloc(comm_ranks(), sizeof(int)), own = 0, most = 0, T;
-    for (int done = 0; done < count; own++) done += choices_next_batch(p, t, order, done, count, &T);
-    comm_gather(all, &own, sizeof(int));
+    int *all = (int *)checked_calloc(comm_ranks(), sizeof(int)), batches = 0, most = 0, T;
+    for (int done = 0; done < count; batches++) done += choices_next_batch(p, t, order, done, count, &T);
+    comm_gather(all, &batches, sizeof(int));
     for (int r = 0; r < comm_ranks(); r++) most = max_int(most, all[r]);
     free(all);
     return most;
@@ -278,17 +278,17 @@ static inline ChoiceScore choices_measure(const EvaluationModel *m, const Choice
     int *order = (int *)checked_calloc(t->row_count, sizeof(int));
     int count = choices_deal(t, comm_rank(), comm_ranks(), order);
     double *scores = (double *)checked_calloc(t->row_count, sizeof(double));
-    bool *own = (bool *)checked_calloc(t->count, sizeof(bool));
+    bool *measured = (bool *)checked_calloc(t->count, sizeof(bool));
     ChoiceSums sums;
     memset(&sums, 0, sizeof(sums));
     choices_score(m, t, order, count, scores);
-    for (int i = 0; i < count; i++) own[t->rows[order[i]].example] = true;
+    for (int i = 0; i < count; i++) measured[t->rows[order[i]].example] = true;
     for (int i = 0; i < t->count; i++)
-        if (own[i]) choices_add(&sums, t, &t->examples[i], scores);
+        if (measured[i]) choices_add(&sums, t, &t->examples[i], scores);
     comm_sum_f64(&sums.correct, sizeof(sums) / sizeof(double));
     free(order);
     free(scores);
-    free(own);
+    free(measured);
     return choices_finish(t, &sums);
 }
 

@@ -54,7 +54,7 @@ static inline double update_norm_by_group(double *squares, const ModelState *s, 
         const Tensor *t = &list->spans[i];
         Scaling k = tensor_scaling(&s->plan->config, t);
         if (t->muon || t->row->kind == T_ROUTER_BIAS) continue;
-        for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
+        for (RankPiece p = rank_pieces(s, t); rank_next(s, t, &p);)
             squares[t->layer + 1] += update_squares(p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
                                                     o->beta2, o->eps * k.eps, update);
     }

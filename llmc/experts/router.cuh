@@ -54,15 +54,15 @@ static __global__ void router_choose_kernel(float *lse, int *experts, float *wei
     RouterChoice last = {0, -1};
     float most = router_next(l, nullptr, 0, r.E, last).score;
     for (int e = lane; e < r.E; e += WARP) sum += expf(l[e] - most);
-    float own_lse = most + logf(lanes_sum(sum, WARP));
+    float row_lse = most + logf(lanes_sum(sum, WARP));
     most = -INFINITY; // with a bias the largest logit may not be among the chosen ones
     for (int k = 0; k < r.K; k++) {
-        last = router_next(l, bias, own_lse, r.E, last);
+        last = router_next(l, bias, row_lse, r.E, last);
         most = fmaxf(most, l[last.expert]);
         if (lane == 0) chosen[k] = last.expert;
     }
     if (lane > 0) return;
-    lse[n] = own_lse;
+    lse[n] = row_lse;
     for (int k = 0; k < r.K; k++) kept += w[k] = expf(l[chosen[k]] - most);
     for (int k = 0; k < r.K; k++) w[k] /= kept;
 }

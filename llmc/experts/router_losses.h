@@ -34,12 +34,12 @@ static inline real *router_layer_totals(const RouterLosses *r, int l) {
 // The totals of all layers, summed over the ranks; the caller frees them. Called by all ranks.
 static inline double *router_sum_totals(const RouterLosses *r) {
     size_t count = router_all_totals(r);
-    real *own = (real *)checked_calloc(count, sizeof(real));
+    real *totals = (real *)checked_calloc(count, sizeof(real));
     double *sums = (double *)checked_calloc(count, sizeof(double));
-    buffer_download(own, r->totals, count * sizeof(real));
-    for (size_t i = 0; i < count; i++) sums[i] = (double)own[i];
+    buffer_download(totals, r->totals, count * sizeof(real));
+    for (size_t i = 0; i < count; i++) sums[i] = (double)totals[i];
     comm_sum_f64(sums, (int)count);
-    free(own);
+    free(totals);
     return sums;
 }
 

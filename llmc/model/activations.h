@@ -36,7 +36,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* lists of block-sparse attention (SparseShape.lists) */                                                         \
     A(int, lists, (layer_sparse(c, l) ? N * d->NV * (layer_sparse(c, l) + 2) : 0), RECOMPUTE_BLOCK)                   \
     /* (N, OH); columns of fused in variants that project lambda from the input */                                    \
-    A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                                    \
+    A(floatX, lambda, separate_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                                    \
     /* heads after the subtraction: (N, OH, DV); in variants without noise heads, the same memory as heads */         \
     M(combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                           \
     /* combined after the norm; in variants without a norm, the same memory as combined */                            \
@@ -95,7 +95,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     M(dkv, backward && c->yoco ? N * d->kv_ld : 0, LINEAR_KV, 1)                                                  \
     A(real, dkv_sum, backward && c->yoco ? N * d->kv_ld : 0)                                                      \
     A(floatX, dheads, backward && heads_kept(plan, 0) == d->NQ ? N * d->NQ * d->DV : 0)                           \
-    A(floatX, dlambda, backward && own_lambda ? N * d->OH : 0)                                                    \
+    A(floatX, dlambda, backward && separate_lambda ? N * d->OH : 0)                                                    \
     A(floatX, dcombined, backward && d->groups.noise ? N * width : 0)                                             \
     A(floatX, dnormed, backward && d->norm_width ? N * width : 0)                                                 \
     A(floatX, dattn_out, backward && d->gate_width ? N * width : 0)                                               \
@@ -187,7 +187,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     size_t N = (size_t)plan->rows, C = (size_t)c->C, R = N * (size_t)c->K, FE = (size_t)c->FE;
     size_t F = (size_t)max_int(mlp_dims(c, 0).width, mlp_dims(c, c->L - 1).width), width = (size_t)(c->NH * c->D);
     bool backward = plan->purpose == FOR_TRAINING, generates = plan->purpose == FOR_GENERATION;
-    bool own_lambda = d->groups.noise && d->lambda_rows == 0, ring = generates && c->window && c->window < plan->T;
+    bool separate_lambda = d->groups.noise && d->lambda_rows == 0, ring = generates && c->window && c->window < plan->T;
     struct {
 #define MEMBER(type, name, elements, level) LayerMemory name;
 #define MEASURED_MEMBER(name, elements, level, linear) LayerMemory name;
@@ -321,17 +321,17 @@ static inline size_t grads_groups_count(const ModelPlan *plan) {
     return grads_place(plan, list->L + 1) + (grads_ends_share(plan) ? max_size(first, last) : last);
 }
 static inline size_t grads_count(const ModelPlan *plan) {
-    return grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.own : 0);
+    return grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.owned : 0);
 }
 static inline size_t params_count(const ModelPlan *plan) {
     bool two = params_two_layers(plan);
-    return group_places_count(&plan->tensors, two) + (two ? plan->sharding.own : 0);
+    return group_places_count(&plan->tensors, two) + (two ? plan->sharding.owned : 0);
 }
 
 // Sets the bytes of the plan's buffers.
 static inline void plan_count_bytes(ModelPlan *plan) {
     int level = plan->sharding.level;
-    size_t own = level ? plan->sharding.own : plan->tensors.buffer_count;
+    size_t owned = level ? plan->sharding.owned : plan->tensors.buffer_count;
     Arena count = {NULL, 0, 0};
     Activations acts;
     acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
@@ -342,8 +342,8 @@ static inline void plan_count_bytes(ModelPlan *plan) {
     plan->params_bytes = params_count(plan) * sizeof(floatX);
     if (plan->purpose != FOR_TRAINING) return;
     plan->grads_bytes = grads_count(plan) * sizeof(grad_t);
-    plan->moments_bytes = (own + plan->second_count) * sizeof(real);
-    plan->master_bytes = sizeof(floatX) < sizeof(real) ? own * sizeof(real) : 0;
+    plan->moments_bytes = (owned + plan->second_count) * sizeof(real);
+    plan->master_bytes = sizeof(floatX) < sizeof(real) ? owned * sizeof(real) : 0;
     plan->directions_bytes = plan->tensors.muon ? plan->tensors.largest_layer * sizeof(floatX) : 0;
 }
 

@@ -352,9 +352,9 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
 
 // Reads use_qk_norm. The class decides whether the model has the norm; the key cannot change that.
 static inline bool config_qk_norm(const ConfigReader *r) {
-    bool own = r->foreign && r->foreign->qk_norm, norm = config_bool(r, "use_qk_norm", own);
-    CHECK(!r->foreign || norm == own, "%s: use_qk_norm is %s, but model_type is \"%s\", which %s this norm", r->path,
-          norm ? "true" : "false", r->foreign->type, own ? "always has" : "does not have");
+    bool expected = r->foreign && r->foreign->qk_norm, norm = config_bool(r, "use_qk_norm", expected);
+    CHECK(!r->foreign || norm == expected, "%s: use_qk_norm is %s, but model_type is \"%s\", which %s this norm",
+          r->path, norm ? "true" : "false", r->foreign->type, expected ? "always has" : "does not have");
     return norm;
 }
 
@@ -363,24 +363,24 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
     static const char *const keys[] = {"num_local_experts", "num_experts_per_tok", "num_shared_experts",
                                        "num_dense_layers", "dense_intermediate_size"};
     const ForeignClass *f = config_item(r, "attention") ? NULL : r->foreign;
-    bool own = f && f->experts > 0;
+    bool experts = f && f->experts > 0;
     c->shared = config_count(r, keys[2]);
     c->dense_layers = config_count(r, keys[3]);
     for (int i = 0; i < 5; i++) {
         const cJSON *item = config_item(r, keys[i]);
         if ((i == 2 && c->shared == 0) || (i == 3 && c->dense_layers == 0))
             continue; // as Transformers writes our class
-        CHECK(!item || !f || (own && i < 2), "%s: %s is %s, but model_type is \"%s\", which does not have it", r->path,
-              keys[i], config_value_text(item).text, f->type);
-        CHECK(!item || own || config_item(r, keys[0]), "%s: %s requires %s", r->path, keys[i], keys[0]);
+        CHECK(!item || !f || (experts && i < 2), "%s: %s is %s, but model_type is \"%s\", which does not have it",
+              r->path, keys[i], config_value_text(item).text, f->type);
+        CHECK(!item || experts || config_item(r, keys[0]), "%s: %s requires %s", r->path, keys[i], keys[0]);
     }
     c->router_bias = config_bool(r, "router_bias", false);
     CHECK(!c->router_bias || !f, "%s: router_bias is true, but model_type is \"%s\", which has no such bias", r->path,
           f->type);
     CHECK(!c->router_bias || config_item(r, keys[0]), "%s: router_bias requires %s", r->path, keys[0]);
-    if (!own && !config_item(r, keys[0])) return;
-    c->E = config_int(r, keys[0], own ? f->experts : 0);
-    c->K = config_int(r, keys[1], own ? f->active : 0);
+    if (!experts && !config_item(r, keys[0])) return;
+    c->E = config_int(r, keys[0], experts ? f->experts : 0);
+    c->K = config_int(r, keys[1], experts ? f->active : 0);
     c->FE = c->F;
     if (c->dense_layers) c->F = config_int(r, keys[4], 0);
 }
@@ -447,8 +447,8 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.L = config_int(r, "num_hidden_layers", 0);
     c.NH = config_int(r, "num_attention_heads", 0);
     c.NKV = config_int(r, "num_key_value_heads", c.NH);
-    bool own_width = r->foreign && r->foreign->head_dim;
-    c.D = config_int(r, "head_dim", c.C % c.NH == 0 && !own_width ? c.C / c.NH : 0);
+    bool given_width = r->foreign && r->foreign->head_dim;
+    c.D = config_int(r, "head_dim", c.C % c.NH == 0 && !given_width ? c.C / c.NH : 0);
     c.F = config_int(r, "intermediate_size", 0);
     config_read_experts(r, &c);
     c.T = config_int(r, "max_position_embeddings", 0);

@@ -22,7 +22,7 @@ static inline void init_scale(const Tensor *t, const ModelConfig *c, double *mea
 // Uploads elements begin .. begin+count-1 of a tensor to a buffer of all groups, or with a sharding to its pieces.
 static inline void init_upload(void *to, const void *host, const Sharding *mine, const Tensor *t, size_t begin,
                                size_t count, size_t element_bytes) {
-    for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
+    for (RankRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
         size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
         if (low < high)
             buffer_upload((char *)to + (r.compact_at + (low - r.begin)) * element_bytes,
@@ -33,7 +33,7 @@ static inline void init_upload(void *to, const void *host, const Sharding *mine,
 // Fills params [tensors.buffer_count] (with --zero 3 this rank's own pieces) and, unless it is NULL, master (with
 // --zero this rank's own pieces).
 static inline void model_init(const ModelPlan *plan, floatX *params, real *master, uint64_t seed) {
-    const Sharding *mine = plan->sharding.level ? &plan->sharding : NULL, *own = params_two_layers(plan) ? mine : NULL;
+    const Sharding *mine = plan->sharding.level ? &plan->sharding : NULL, *part = params_two_layers(plan) ? mine : NULL;
     floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
     real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
     for (int i = 0; i < plan->tensors.count; i++) {
@@ -49,7 +49,7 @@ static inline void model_init(const ModelPlan *plan, floatX *params, real *maste
                 exact[e] = (real)value;
                 host[e] = (floatX)value;
             }
-            init_upload(params, host, own, t, begin, count, sizeof(floatX));
+            init_upload(params, host, part, t, begin, count, sizeof(floatX));
             if (master) init_upload(master, exact, mine, t, begin, count, sizeof(real));
         }
     }

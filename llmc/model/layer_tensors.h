@@ -10,7 +10,7 @@ layer_tensors.h: the parameters of a layer and their gradients, as pointers that
 #define LAYER_VECTORS(V)                                                                                          \
     V(norm1, T_NORM1) V(q_norm, T_Q_NORM) V(k_norm, T_K_NORM) V(subln, T_SUBLN) V(norm2, T_NORM2)                 \
     V(lambda_q1, T_LAMBDA_Q1) V(lambda_k1, T_LAMBDA_K1) V(lambda_q2, T_LAMBDA_Q2) V(lambda_k2, T_LAMBDA_K2)       \
-    V(lambda, T_OWN_LAMBDA) V(sinks, T_SINKS)                                                                 \
+    V(lambda, T_LAYER_LAMBDA) V(sinks, T_SINKS)                                                                 \
     V(kv_norm, T_YOCO_NORM) V(kv_k_norm, T_YOCO_K_NORM) /* YOCO, in the layer before which its keys are computed */
 // clang-format on
 

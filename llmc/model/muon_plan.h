@@ -47,19 +47,19 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     Sharding *sharding = &plan->sharding;
     const bool rows = plan->optimizer == OPTIMIZER_NORMUON;
     size_t less[2] = {0, 0};
-    plan->second_count = sharding->level ? sharding->own : list->buffer_count;
+    plan->second_count = sharding->level ? sharding->owned : list->buffer_count;
     list->muon = trains && plan->optimizer != OPTIMIZER_ADAMW;
     if (!list->muon) return;
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
-        size_t own = 0;
+        size_t owned = 0;
         t->muon = t->row->optimizer != ADAMW;
         memcpy(t->second, less, sizeof(less));
         if (!t->muon) continue;
-        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) own += r.count;
+        for (RankRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) owned += r.count;
         less[0] += t->count / TENSOR_ALIGN * TENSOR_ALIGN; // other tensors keep their alignment
-        less[1] += own / TENSOR_ALIGN * TENSOR_ALIGN;
+        less[1] += owned / TENSOR_ALIGN * TENSOR_ALIGN;
     }
-    size_t all[2] = {list->buffer_count - less[0], sharding->own - less[1]};
+    size_t all[2] = {list->buffer_count - less[0], sharding->owned - less[1]};
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         if (!t->muon || !rows) continue;
         t->rows = t->shape[0];

@@ -42,7 +42,7 @@ static const ScalingRow scaling_rows[] = {
     // as many rows at each width
     {KIND(T_ROUTER), {-1, 0}, {-1, 0}, {-1, -1}},
     {KIND(T_LAMBDA_Q1) | KIND(T_LAMBDA_K1) | KIND(T_LAMBDA_Q2) | KIND(T_LAMBDA_K2) | KIND(T_NORM1) | KIND(T_NORM2) |
-        KIND(T_SUBLN) | KIND(T_Q_NORM) | KIND(T_K_NORM) | KIND(T_SINKS) | KIND(T_OWN_LAMBDA) | KIND(T_ROUTER_BIAS) |
+        KIND(T_SUBLN) | KIND(T_Q_NORM) | KIND(T_K_NORM) | KIND(T_SINKS) | KIND(T_LAYER_LAMBDA) | KIND(T_ROUTER_BIAS) |
         KIND(T_YOCO_NORM) | KIND(T_YOCO_K_NORM), {0, 0}, {0, 0}, {-1, -1}},
 };
 #undef KIND

@@ -140,7 +140,7 @@ typedef struct {
 
 static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T, int query_offset) {
     const AttentionDims *d = plan_dims(plan, l);
-    bool own = plan->purpose != FOR_GENERATION && !layer_cross(&plan->config, l); // keys are in the fused rows
+    bool self_keys = plan->purpose != FOR_GENERATION && !layer_cross(&plan->config, l); // keys are in the fused rows
     int window = layer_window(&plan->config, l);
     int sets = plan->config.attention->key_sets;
     KeySet k;
@@ -152,7 +152,7 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.shape.D = d->QD;
     k.shape.DV = d->DV;
     k.shape.ldq = d->fused_ld;
-    k.shape.ldkv = own ? d->fused_ld : plan->purpose == FOR_GENERATION ? d->kv_rows : d->kv_ld;
+    k.shape.ldkv = self_keys ? d->fused_ld : plan->purpose == FOR_GENERATION ? d->kv_rows : d->kv_ld;
     k.shape.groups.signals = plan->diff_attention ? d->groups.signals : 0;
     k.shape.groups.noise = plan->diff_attention ? d->groups.noise : 0;
     k.shape.ldo = (plan->diff_attention ? d->OH : d->NQ) * d->DV;
@@ -166,8 +166,8 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.shape.sparse = sparse_shape(plan, l, T);
     k.shape.rope_heads = d->rope_heads / sets;
     k.q = (size_t)(set * d->QD);
-    k.k = (size_t)((own ? d->k_at : 0) + set * d->QD);
-    k.v = (size_t)(own ? d->v_at : d->NK * d->QD);
+    k.k = (size_t)((self_keys ? d->k_at : 0) + set * d->QD);
+    k.v = (size_t)(self_keys ? d->v_at : d->NK * d->QD);
     k.out = (size_t)(set * d->DV);
     k.lse = (size_t)set * lse_set_stride(k.shape);
     return k;

@@ -50,13 +50,14 @@ static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t st
 static inline void ranks_check_pieces(const ModelState *model, int64_t step) {
     const ModelPlan *plan = model->plan;
     int ranks = comm_ranks(), group = plan->sharding.ranks;
-    uint64_t own[3] = {0, 0, 0}, *all = (uint64_t *)checked_calloc(3 * (size_t)ranks, sizeof(uint64_t));
-    own[0] = ranks_hash((const char *)model->m, plan->moments_bytes);
-    if (model->master) own[1] = ranks_hash((const char *)model->master, plan->master_bytes);
-    if (model->own_params) own[2] = ranks_hash((const char *)model->own_params, plan->sharding.own * sizeof(floatX));
-    comm_gather(all, own, sizeof(own));
+    uint64_t hashes[3] = {0, 0, 0}, *all = (uint64_t *)checked_calloc(3 * (size_t)ranks, sizeof(uint64_t));
+    hashes[0] = ranks_hash((const char *)model->m, plan->moments_bytes);
+    if (model->master) hashes[1] = ranks_hash((const char *)model->master, plan->master_bytes);
+    if (model->rank_params)
+        hashes[2] = ranks_hash((const char *)model->rank_params, plan->sharding.owned * sizeof(floatX));
+    comm_gather(all, hashes, sizeof(hashes));
     for (int r = group; r < ranks; r++)
-        CHECK(memcmp(all + 3 * r, all + 3 * (r % group), sizeof(own)) == 0,
+        CHECK(memcmp(all + 3 * r, all + 3 * (r % group), sizeof(hashes)) == 0,
               "after step %" PRId64 " the pieces of rank %d and of rank %d differ, which have the same place in their "
               "groups: memory or processor of one is faulty; --resume continues from the newest checkpoint",
               step, r % group, r);
@@ -76,7 +77,7 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
     const TensorList *list = &plan->tensors;
     int ranks = comm_ranks();
     size_t width = (size_t)(list->count * count);
-    uint64_t *own = (uint64_t *)checked_calloc(width * (size_t)(ranks + 1), sizeof(uint64_t)), *all = own + width;
+    uint64_t *hashes = (uint64_t *)checked_calloc(width * (size_t)(ranks + 1), sizeof(uint64_t)), *all = hashes + width;
     for (int b = 0; b < count; b++)
         for (int i = 0; i < list->count; i++) {
             const Tensor *t = &list->tensors[i];
@@ -85,9 +86,9 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
             const char *data = (const char *)buffers[b].data + at * buffers[b].element_bytes;
             if (params_two_layers(plan) && t->layer >= 0 && t->layer < list->L) continue;
             if (second && t->muon) continue;
-            own[b * list->count + i] = ranks_hash(data, t->count * buffers[b].element_bytes);
+            hashes[b * list->count + i] = ranks_hash(data, t->count * buffers[b].element_bytes);
         }
-    comm_gather(all, own, width * sizeof(uint64_t));
+    comm_gather(all, hashes, width * sizeof(uint64_t));
     for (size_t k = 0; k < width; k++) {
         uint64_t right = ranks_majority(all + k, ranks, width);
         for (int r = 0; r < ranks; r++)
@@ -98,6 +99,6 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
                   list->tensors[k % (size_t)list->count].name,
                   ranks == 2 ? "rank 0 (one of the two is wrong)" : "most ranks");
     }
-    free(own);
+    free(hashes);
     if (plan->sharding.level && comm_groups() > 1) ranks_check_pieces(model, step);
 }

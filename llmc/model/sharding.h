@@ -52,7 +52,7 @@ typedef struct {
     Bucket *buckets; // [count], in the order of the buffers
     int *first;      // [groups+1]: the first bucket of each group
     size_t largest;  // elements of the largest bucket
-    size_t own;      // elements that each rank owns
+    size_t owned;      // elements that each rank owns
     size_t second;   // this rank's elements of second moments; Muon has fewer (muon.h)
 } Sharding;
 
@@ -72,7 +72,7 @@ static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t
     s.rank = r.rank % r.group, s.replicas = r.ranks / r.group;
     s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
-    s.own = s.second = list->buffer_count / list->ranks;
+    s.owned = s.second = list->buffer_count / list->ranks;
     s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));
     size_t step = list->ranks * TENSOR_ALIGN;
     // with one rank, a group is one bucket
@@ -120,16 +120,16 @@ typedef struct {
     int bucket;            // private; set by sharding_ranges
     size_t begin, count;   // elements within the tensor
     size_t at, compact_at; // its first element in a full buffer and in a compact one
-} OwnRange;
+} RankRange;
 
-// for (OwnRange r = sharding_ranges(s, t); sharding_next(s, t, &r);)
-static inline OwnRange sharding_ranges(const Sharding *s, const Tensor *t) {
-    OwnRange r;
+// for (RankRange r = sharding_ranges(s, t); sharding_next(s, t, &r);)
+static inline RankRange sharding_ranges(const Sharding *s, const Tensor *t) {
+    RankRange r;
     memset(&r, 0, sizeof(r));
     r.bucket = s ? s->first[t->layer + 1] - 1 : -1;
     return r;
 }
-static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r) {
+static inline bool sharding_next(const Sharding *s, const Tensor *t, RankRange *r) {
     if (!s) { // without a sharding: the whole tensor
         r->count = t->count, r->at = r->compact_at = t->offset;
         return r->bucket++ < 0;
@@ -146,16 +146,16 @@ static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r
     return false;
 }
 
-// Starts to gather a group in place on all ranks. Each rank has its pieces there, or in the compact buffer `own`.
+// Starts to gather a group in place on all ranks. Each rank has its pieces there, or in the compact buffer `from`.
 // Returns a ticket.
-static inline uint64_t sharding_gather(const Sharding *s, int group, void *place, const void *own,
+static inline uint64_t sharding_gather(const Sharding *s, int group, void *place, const void *from,
                                        size_t element_bytes) {
     uint64_t ticket = 0;
     for (int i = s->first[group]; s->ranks > 1 && i < s->first[group + 1]; i++) {
         const Bucket *b = &s->buckets[i];
         char *bucket = (char *)place + (b->begin - s->buckets[s->first[group]].begin) * element_bytes;
         size_t bytes = b->piece * element_bytes;
-        const char *piece = own ? (const char *)own + b->begin / s->ranks * element_bytes : bucket + s->rank * bytes;
+        const char *piece = from ? (const char *)from + b->begin / s->ranks * element_bytes : bucket + s->rank * bytes;
         ticket = comm_all_gather(bucket, piece, bytes);
     }
     return ticket;

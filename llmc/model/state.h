@@ -15,8 +15,8 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
     grads_open(s, l)        waits until gradients can be written, and zeroes the ones that operations add to
     grads_close(s, l)       gradients are complete: starts to sum them over the ranks
   Update:
-    own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
-    own_pieces, own_next    the pieces of a tensor that this rank updates, each with one rate
+    rank_squares(s, squares)   waits for the summed gradients; squares of this rank's pieces
+    rank_pieces, rank_next  the pieces of a tensor that this rank updates, each with one rate
     layer_orthogonalize(s, l, beta2)   Muon: from the directions of a layer's matrices to its step, in their gradients
     params_updated(s, i)    span i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
@@ -44,22 +44,22 @@ typedef struct {
 
 typedef struct {
     const ModelPlan *plan;
-    floatX *params;     // [tensors.buffer_count]; with --zero 3: ends, two layers, own_params (plan.h)
-    grad_t *grads;      // [tensors.buffer_count]; from --zero 2 on: ends, two layers, own_grads (plan.h)
+    floatX *params;     // [tensors.buffer_count]; with --zero 3: ends, two layers, rank_params (plan.h)
+    grad_t *grads;      // [tensors.buffer_count]; from --zero 2 on: ends, two layers, rank_grads (plan.h)
     real *m, *v;        // moments of Adam; from --zero 1 on only this rank's own pieces. Muon: muon_plan.h
     floatX *directions; // Muon: directions of the matrices of a layer, in its layout; else NULL
     real *master;       // unrounded weights, with m's layout; params are rounded. NULL if floatX is as wide as real
-    double *own_sums;   // device memory of own_squares: [buckets]
+    double *rank_sums;   // device memory of rank_squares: [buckets]
     double *squares;    // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step; // number in the update: the backward of micro-step 0 writes the gradients, the others add to them
     bool reduce;    // this micro-step's backward sums the gradients over the ranks of a group
     bool whole;     // and over all groups, in the last micro-step
     Rates rates;    // factors of the rates in the next update
-    // private to this file, but checkpoints read own_params
+    // private to this file, but checkpoints read rank_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
-    grad_t *own_grads;    // from --zero 2 on: this rank's own pieces, summed over ranks and micro-steps; else NULL
-    floatX *own_params;   // --zero 3: this rank's own pieces; else NULL
+    grad_t *rank_grads;    // from --zero 2 on: this rank's own pieces, summed over ranks and micro-steps; else NULL
+    floatX *rank_params;   // --zero 3: this rank's own pieces; else NULL
     int held[2];          // --zero 3: the layer whose parameters are in each place, or on their way; -1: none
     uint64_t *reduced, *gathered; // [groups]: tickets of the collectives on a group's gradients and parameters
 } ModelState;
@@ -108,8 +108,8 @@ static inline void state_alloc(ModelState *s, const ModelPlan *plan, const Model
     if (plan->purpose == FOR_TRAINING) {
         s->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
         for (int g = 0; g < plan->sharding.groups; g++) s->group_grads[g] = s->grads + grads_place(plan, g);
-        if (grads_two_layers(plan)) s->own_grads = s->grads + grads_groups_count(plan);
-        if (params_two_layers(plan)) s->own_params = s->params + group_places_count(&plan->tensors, true);
+        if (grads_two_layers(plan)) s->rank_grads = s->grads + grads_groups_count(plan);
+        if (params_two_layers(plan)) s->rank_params = s->params + group_places_count(&plan->tensors, true);
         s->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
         s->v = s->m + (plan->moments_bytes / sizeof(real) - plan->second_count);
         if (plan->directions_bytes) s->directions = (floatX *)buffer_alloc(plan->directions_bytes, "directions (Muon)");
@@ -136,7 +136,7 @@ static inline void state_free(ModelState *s, bool owns_params) {
 
 static inline void params_gather(ModelState *s, int group) {
     floatX *place = s->params + params_place(s->plan, group);
-    s->gathered[group] = sharding_gather(&s->plan->sharding, group, place, s->own_params, sizeof(floatX));
+    s->gathered[group] = sharding_gather(&s->plan->sharding, group, place, s->rank_params, sizeof(floatX));
 }
 
 // --zero 3: starts to gather the parameters of layer l, unless they are already in their place.
@@ -192,11 +192,11 @@ static inline void follow_forward(ModelState *s) {
 // from --zero 2 on, the backward of each micro-step does.
 static inline void grads_begin(ModelState *s, int micro, bool last) {
     s->micro_step = micro;
-    s->reduce = comm_ranks() > 1 && (last || s->own_grads);
+    s->reduce = comm_ranks() > 1 && (last || s->rank_grads);
     s->whole = last;
 }
 
-// Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and own_grads sums
+// Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and rank_grads sums
 // them.
 static inline bool grads_add(const ModelState *s) { return s->micro_step > 0 && !grads_two_layers(s->plan); }
 
@@ -225,9 +225,9 @@ static inline void grads_open(ModelState *s, int l) {
 }
 
 // This rank's piece of a bucket of gradients, which receives the sum over all ranks.
-static inline grad_t *own_bucket(const ModelState *s, const Bucket *b) {
+static inline grad_t *rank_bucket(const ModelState *s, const Bucket *b) {
     const Sharding *sharding = &s->plan->sharding;
-    if (s->own_grads) return s->own_grads + b->begin / (size_t)sharding->ranks;
+    if (s->rank_grads) return s->rank_grads + b->begin / (size_t)sharding->ranks;
     return s->group_grads[b->group] + (b->begin - s->plan->tensors.group_offset[b->group]) +
            (size_t)sharding->rank * b->piece;
 }
@@ -240,21 +240,21 @@ static inline void grads_close(ModelState *s, int l) {
     for (int i = sharding->first[group]; i < sharding->first[group + 1]; i++) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = s->group_grads[group] + (b->begin - s->plan->tensors.group_offset[group]);
-        bool add = s->own_grads && s->micro_step > 0;
-        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), add, s->whole);
+        bool add = s->rank_grads && s->micro_step > 0;
+        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, rank_bucket(s, b), add, s->whole);
         if (sharding->level == 0)
-            s->reduced[group] = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
+            s->reduced[group] = comm_all_gather(bucket, rank_bucket(s, b), b->piece * sizeof(grad_t));
     }
 }
 
 enum { AGREED_NUMBERS = 5 }; // numbers that the ranks exchange in each step, besides the squares
-// own [buckets]
-static inline void own_squares(const ModelState *s, double *own) {
+// squares [buckets]
+static inline void rank_squares(const ModelState *s, double *squares) {
     const Sharding *sharding = &s->plan->sharding;
     for (int g = 0; g < sharding->groups; g++) comm_wait(s->reduced[g]);
     for (int i = 0; i < sharding->count; i++)
-        sum_of_squares(s->own_sums + i, own_bucket(s, &sharding->buckets[i]), sharding->buckets[i].piece);
-    buffer_download(own, s->own_sums, (size_t)sharding->count * sizeof(double));
+        sum_of_squares(s->rank_sums + i, rank_bucket(s, &sharding->buckets[i]), sharding->buckets[i].piece);
+    buffer_download(squares, s->rank_sums, (size_t)sharding->count * sizeof(double));
 }
 
 // Norm of the gradients of groups first .. last. It sums the squares of all pieces in the same order on all ranks, and
@@ -277,24 +277,24 @@ typedef struct {
     floatX *direction;    // only for Muon's tensors
     size_t begin, count;  // elements within the tensor
     double rate;          // factor of the learning rate
-    OwnRange range;       // private, as is `rest`
+    RankRange range;       // private, as is `rest`
     size_t rest;          // elements of the range behind this piece
-} OwnPiece;
+} RankPiece;
 
-// for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
-static inline OwnPiece own_pieces(const ModelState *s, const Tensor *t) {
-    OwnPiece p;
+// for (RankPiece p = rank_pieces(s, t); rank_next(s, t, &p);)
+static inline RankPiece rank_pieces(const ModelState *s, const Tensor *t) {
+    RankPiece p;
     memset(&p, 0, sizeof(p));
     p.range = sharding_ranges(s->plan->sharding.level ? &s->plan->sharding : NULL, t);
     return p;
 }
-static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
-    OwnRange *r = &p->range; // at level 0 every rank updates everything
+static inline bool rank_next(const ModelState *s, const Tensor *t, RankPiece *p) {
+    RankRange *r = &p->range; // at level 0 every rank updates everything
     if (p->rest == 0) {
         if (!sharding_next(s->plan->sharding.level ? &s->plan->sharding : NULL, t, r)) return false;
         p->rest = r->count;
     }
-    size_t done = r->count - p->rest, at = r->at + done, own = r->compact_at + done,
+    size_t done = r->count - p->rest, at = r->at + done, compact = r->compact_at + done,
            first = t->offset + r->begin + done;
     p->begin = r->begin + done, p->count = p->rest, p->rate = 1;
     for (int i = 0; i < s->rates.count; i++) {
@@ -304,11 +304,11 @@ static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
         if (inside || first < range->begin) p->count = min_size(p->count, (inside ? range->end : range->begin) - first);
     }
     p->rest -= p->count;
-    p->weights = s->own_params ? s->own_params + own : s->params + at;
-    p->grads = s->own_grads ? s->own_grads + own : s->grads + at;
-    p->master = s->master ? s->master + own : NULL;
-    p->m = s->m + own;
-    p->v = t->muon ? NULL : s->v + own - t->second[s->plan->sharding.level > 0];
+    p->weights = s->rank_params ? s->rank_params + compact : s->params + at;
+    p->grads = s->rank_grads ? s->rank_grads + compact : s->grads + at;
+    p->master = s->master ? s->master + compact : NULL;
+    p->m = s->m + compact;
+    p->v = t->muon ? NULL : s->v + compact - t->second[s->plan->sharding.level > 0];
     p->direction = t->muon ? s->directions + (at - s->plan->tensors.group_offset[t->layer + 1]) : NULL;
     return true;
 }
@@ -334,8 +334,8 @@ static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
     for (int i = sharding->first[group]; i < sharding->first[group + 1] && sharding->ranks > 1; i++) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = steps + (b->begin - begin);
-        ticket = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), false, false);
-        if (level == 0) ticket = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
+        ticket = comm_reduce_scatter(bucket, b->piece, rank_bucket(s, b), false, false);
+        if (level == 0) ticket = comm_all_gather(bucket, rank_bucket(s, b), b->piece * sizeof(grad_t));
     }
     comm_wait(ticket);
 }

@@ -11,8 +11,8 @@ tests iterate over.
 // clang-format off
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
-    DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
-    DIM_EXPERTS, DIM_ROUTER_BIAS, DIM_EXPERT_F, DIM_COUNT
+    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM,
+    DIM_HEAD, DIM_EXPERTS, DIM_ROUTER_BIAS, DIM_EXPERT_F, DIM_COUNT
 } Dim;
 // clang-format on
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
@@ -56,7 +56,7 @@ static const TensorRow tensor_rows[] = {
     {T_LAMBDA_K1, true, "self_attn.lambda_k1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
     {T_LAMBDA_Q2, true, "self_attn.lambda_q2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
     {T_LAMBDA_K2, true, "self_attn.lambda_k2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
-    {T_OWN_LAMBDA, true, "self_attn.lambda", {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false, ADAMW},
+    {T_LAYER_LAMBDA, true, "self_attn.lambda", {DIM_LAYER_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false, ADAMW},
     {T_SINKS, true, "self_attn.sinks", {DIM_SINKS, DIM_NONE}, INIT_ZERO, false, false, false, ADAMW},
     {T_NORM2, true, "post_attention_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
     {T_MLP_GATE, true, "mlp.gate_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, false, false, MUON},
@@ -153,8 +153,8 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_O] = c->NH * c->D;
     dims[DIM_SUBLN] = a.norm_width;
     dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
-    dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER;
-    dims[DIM_SINKS] = c->attention->sink == SINK_OWN ? a.NQ : 0;
+    dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_LAYER;
+    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }
 
@@ -308,7 +308,7 @@ static inline int model_match_ffn(const ModelConfig *c) {
     int width = *model_match_width(&plain);
     *model_match_width(&wider) = width + 1;
     // modulo 2^64: the difference may be negative
-    size_t own = model_parameter_count(c, false), more = model_parameter_count(&plain, false) - own;
-    double cost = (double)(model_parameter_count(&wider, false) - own);
+    size_t count = model_parameter_count(c, false), more = model_parameter_count(&plain, false) - count;
+    double cost = (double)(model_parameter_count(&wider, false) - count);
     return width + (int)floor((double)(int64_t)more / cost + 0.5);
 }

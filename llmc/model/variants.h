@@ -26,7 +26,7 @@ typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_EXP }
 // RMSNorm over all NH*D elements; or over each head, with HEAD_NORM_EPS, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
-typedef enum { SINK_NONE, SINK_ZERO, SINK_OWN } Sink;
+typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
 typedef struct {
     const char *name;
@@ -57,7 +57,7 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v1_no_norm",      1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_scalar",          1, 2, 1, 2, NOISE_NEXT, LAMBDA_LAYER, S_LINEAR,  NORM_ALL,  GATE_NONE, SINK_NONE},
     {"off_by_one",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_ZERO},
-    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_OWN},
+    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_LEARNED},
     {"gated_head",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_HEAD, SINK_NONE},
     {"gated_elem",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_ELEM, SINK_NONE},
 };

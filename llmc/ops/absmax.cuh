@@ -11,29 +11,29 @@ Contract in absmax.h.
 
 static __device__ inline absmax_t absmax_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFF; }
 
-// own = max(own, |v[i]|)
-template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, const float *v) {
+// largest = max(largest, |v[i]|)
+template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t largest, const float *v) {
     UNROLL
-    for (int i = 0; i < W; i++) own = max(own, absmax_bits(v[i]));
-    return own;
+    for (int i = 0; i < W; i++) largest = max(largest, absmax_bits(v[i]));
+    return largest;
 }
 
 // *max = max(*max, own of all threads); does nothing if max is NULL. All threads of the block, in whole warps, call it;
 // a thread without elements has own = 0. `own` may be the maximum of fp32 numbers that are stored afterwards: rounding
 // to floatX keeps the order, so rounding the maximum is enough. The result does not depend on the order of blocks.
-static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
+static __device__ inline void absmax_of_block(absmax_t *max, absmax_t largest) {
     SHARED(absmax_t, of_warps, WARP);
     if (max == nullptr) return;
     int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x), warps = (int)(blockDim.x * blockDim.y) / WARP;
     int lane = thread % WARP;
-    own = __reduce_max_sync(ALL_LANES, own);
+    largest = __reduce_max_sync(ALL_LANES, largest);
     __syncthreads(); // earlier uses of the memory are complete
-    if (lane == 0) of_warps[thread / WARP] = own;
+    if (lane == 0) of_warps[thread / WARP] = largest;
     __syncthreads();
     if (thread >= WARP) return;
-    own = __reduce_max_sync(ALL_LANES, lane < warps ? of_warps[lane] : 0);
+    largest = __reduce_max_sync(ALL_LANES, lane < warps ? of_warps[lane] : 0);
     floatX stored;
-    round_to(&stored, __uint_as_float(own));
+    round_to(&stored, __uint_as_float(largest));
     if (lane == 0) atomicMax(max, absmax_bits(to_float(stored)));
 }
 
@@ -44,9 +44,9 @@ struct NoMax {
     __device__ void finish() {}
 };
 struct Absmax {
-    absmax_t *max, own;
-    template <int W> __device__ void add(const float (&v)[W]) { own = absmax_of_pack<W>(own, v); }
-    __device__ void finish() { absmax_of_block(max, own); } // all threads of the block call it
+    absmax_t *max, largest;
+    template <int W> __device__ void add(const float (&v)[W]) { largest = absmax_of_pack<W>(largest, v); }
+    __device__ void finish() { absmax_of_block(max, largest); } // all threads of the block call it
 };
 // Calls launch with such an argument.
 template <typename Launch> static inline void launch_with_max(absmax_t *max, Launch launch) {
@@ -71,7 +71,7 @@ static __global__ void absmax_clear_kernel(absmax_t *max, MatrixBatch batch) { *
 template <int W>
 static __global__ void __launch_bounds__(ABSMAX_THREADS)
     absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld, MatrixBatch batch) {
-    absmax_t own = 0;
+    absmax_t largest = 0;
     max = of_batch(max, batch), x += blockIdx.y * batch.stride;
     int first = (int)blockIdx.x * ABSMAX_ROWS;
     for (int c = (int)threadIdx.x * W; c < columns; c += (int)blockDim.x * W) {
@@ -79,9 +79,9 @@ static __global__ void __launch_bounds__(ABSMAX_THREADS)
         UNROLL
         for (int i = 0; i < ABSMAX_ROWS; i++) load<W>(v[i], x + (size_t)min(first + i, N - 1) * ld + c);
         UNROLL
-        for (int i = 0; i < ABSMAX_ROWS; i++) own = absmax_of_pack<W>(own, v[i]);
+        for (int i = 0; i < ABSMAX_ROWS; i++) largest = absmax_of_pack<W>(largest, v[i]);
     }
-    absmax_of_block(max, own);
+    absmax_of_block(max, largest);
 }
 
 static inline void absmax_update_batch(absmax_t *max, const floatX *x, int N, int columns, int ld, MatrixBatch batch) {

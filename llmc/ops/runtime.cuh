@@ -2,15 +2,15 @@
 runtime.cuh: start and end of the operations, and the facts about the device: name, driver, peak, memory.
 
   memory   Besides our buffers CUDA allocates memory for the kernels of the program and of the libraries. The amount
-           depends on the driver and the device; CUDA_OWN_BYTES is the estimate where it cannot be measured. A run logs
-           the plan and the memory in use at its first step.
+           depends on the driver and the device; CUDA_OVERHEAD_BYTES is the estimate where it cannot be measured. A run
+           logs the plan and the memory in use at its first step.
 */
 #pragma once
 #include "../cuda/device_peak.h"
 #include "../cuda/gemm.cuh"
 #include "ops.h"
 
-static const size_t CUDA_OWN_BYTES = (size_t)560 << 20; // approximately, on an H100
+static const size_t CUDA_OVERHEAD_BYTES = (size_t)560 << 20; // approximately, on an H100
 
 static inline void ops_free(void) {
     buffer_free(device.workspace);
@@ -52,7 +52,7 @@ static inline const DevicePeak *ops_rated(void) {
 static inline int ops_memory_parts(MemoryPart *parts) {
     parts[0] = memory_part("workspace of matrix products", GEMM_WORKSPACE_BYTES, false);
     parts[1] = memory_part("partial sums", SCRATCH_BYTES, false);
-    parts[2] = memory_part("CUDA and the libraries' kernels, about", CUDA_OWN_BYTES, true);
+    parts[2] = memory_part("CUDA and the libraries' kernels, about", CUDA_OVERHEAD_BYTES, true);
     return 3;
 }
 

@@ -138,9 +138,9 @@ static inline const char *gemm_choice(int i) {
     return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : i == GEMM_FP8 ? "fp8" : NULL;
 }
 
-typedef enum { SDPA_AUTO, SDPA_CUDNN, SDPA_OWN } SdpaChoice;
+typedef enum { SDPA_AUTO, SDPA_CUDNN, SDPA_BUILTIN } SdpaChoice;
 static inline const char *sdpa_choice(int i) {
-    return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_OWN ? "own" : NULL;
+    return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_BUILTIN ? "own" : NULL;
 }
 
 static inline const char *optimizer_choice(int i) {

@@ -106,7 +106,7 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
 
 static inline void change_reset_moments(ModelState *s, const Tensor *t, RateRange range) {
     s->rates = (Rates){1, &range};
-    for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
+    for (RankPiece p = rank_pieces(s, t); rank_next(s, t, &p);) {
         if (p.rate != 0) continue;
         buffer_zero(p.m, p.count * sizeof(real));
         if (p.v) buffer_zero(p.v, p.count * sizeof(real));

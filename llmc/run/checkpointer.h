@@ -41,7 +41,7 @@ static inline CheckpointBuffers checkpoint_buffers(const ModelState *s) {
     memset(&b, 0, sizeof(b));
     b.config = &s->plan->config;
     b.tensors = &s->plan->tensors;
-    b.params = s->own_params ? s->own_params : s->params;
+    b.params = s->rank_params ? s->rank_params : s->params;
     b.master = s->master;
     b.m = s->m;
     b.v = s->v;

@@ -13,10 +13,10 @@ model_report.h: what the trainer's --dry-run and predict_diffv2 print of a model
 static inline void print_match(const ModelPlan *plan, const Options *o) {
     ModelConfig c = plan->config, baseline = model_as_baseline(&c);
     *model_match_width(&baseline) = c.E ? o->model.FE : o->model.F;
-    size_t own = model_parameter_count(&c, false), others = model_parameter_count(&baseline, false);
+    size_t count = model_parameter_count(&c, false), others = model_parameter_count(&baseline, false);
     printf("--match-params: %s %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", c.E ? "experts" : "MLP",
-           *model_match_width(&c), *model_match_width(&baseline), own, others,
-           100 * ((double)own / (double)others - 1));
+           *model_match_width(&c), *model_match_width(&baseline), count, others,
+           100 * ((double)count / (double)others - 1));
 }
 
 static inline void print_parameters(const ModelPlan *plan) {

@@ -144,7 +144,7 @@ static inline void start_configure_operations(Options *o) {
     }
     const char *why = linear_configure((GemmType)o->matmul_dtype), *type = gemm_choice(o->matmul_dtype);
     CHECK(!why, "--matmul-dtype %s: %s", type, why);
-    bool own = o->attention_kernel == SDPA_OWN, cudnn = o->attention_kernel == SDPA_CUDNN;
+    bool own = o->attention_kernel == SDPA_BUILTIN, cudnn = o->attention_kernel == SDPA_CUDNN;
     attention_configure((AttentionOptions){own, cudnn, o->deterministic, o->doc_mask});
     if (o->matmul_dtype != GEMM_FP32 && !linear_native())
         fprintf(
@@ -161,9 +161,9 @@ static inline ModelConfig start_configure(Options *o, Resume *resume) {
     if (options_mode(o) == MODE_TRAIN) stop_signals_end("signal: ended before the first step; nothing is lost");
     if (options_mode(o) == MODE_EVAL) stop_signals_end("signal: ended before everything was measured");
     watch_timeout(o->timeout);
-    char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first collective
-    if (own) ranks_compare(own, "start all ranks with the same program and the same options", EXIT_USAGE);
-    free(own);
+    char *facts = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first collective
+    if (facts) ranks_compare(facts, "start all ranks with the same program and the same options", EXIT_USAGE);
+    free(facts);
     *resume = resume_find(o);
     const char *loaded = resume_weights(resume, o);
     if (loaded && o->init) init_refuse_run(loaded);

@@ -2,7 +2,7 @@
 step_exchange.h: one exchange per step of all that every rank must know: all compute the same from the same numbers.
 
   step_exchange_count(plan)             numbers of one rank; `gathered` has room for all ranks and one more
-  step_exchange(state, own, gathered)   also sets state->squares. Called by all ranks
+  step_exchange(state, self, gathered)   also sets state->squares. Called by all ranks
 */
 #pragma once
 #include "../comm/comm.h"
@@ -20,13 +20,13 @@ static inline size_t step_exchange_count(const ModelPlan *plan) {
     return (size_t)(AGREED_NUMBERS + plan->sharding.count);
 }
 
-static inline StepExchange step_exchange(ModelState *s, StepExchange own, double *gathered) {
+static inline StepExchange step_exchange(ModelState *s, StepExchange self, double *gathered) {
     int pieces = s->plan->sharding.ranks, count = s->plan->sharding.count; // the pieces of every group are equal
     size_t width = step_exchange_count(s->plan);
     double *all = gathered + width;
-    gathered[0] = own.loss, gathered[1] = own.signal, gathered[2] = own.due, gathered[3] = own.stage;
-    gathered[4] = own.unread;
-    own_squares(s, gathered + AGREED_NUMBERS);
+    gathered[0] = self.loss, gathered[1] = self.signal, gathered[2] = self.due, gathered[3] = self.stage;
+    gathered[4] = self.unread;
+    rank_squares(s, gathered + AGREED_NUMBERS);
     comm_gather(all, gathered, width * sizeof(double));
     StepExchange agreed = {0, 0, all[2] != 0, INT_MAX, false};
     for (int q = 0; q < comm_ranks(); q++) {

@@ -6,7 +6,7 @@ so about once a second; the slowest rank determines how many batches that is.
                                                    for two numbers of each rank
   bool stop_agreement(a)                           before each batch (EvaluationModel.abandons): whether a rank has a
                                                    signal; sets a->signal
-  void stop_agree_largest(gathered, own)           own [2] = the largest of all ranks
+  void stop_agree_largest(gathered, values)           values [2] = the largest of all ranks
 */
 #pragma once
 #include "../comm/comm.h"
@@ -19,9 +19,9 @@ typedef struct {
     double *gathered;
 } StopAgreement;
 
-static inline void stop_agree_largest(double *gathered, double own[2]) {
-    comm_gather(gathered, own, 2 * sizeof(double));
-    for (int i = 0; i < 2 * comm_ranks(); i++) own[i % 2] = fmax(own[i % 2], gathered[i]);
+static inline void stop_agree_largest(double *gathered, double values[2]) {
+    comm_gather(gathered, values, 2 * sizeof(double));
+    for (int i = 0; i < 2 * comm_ranks(); i++) values[i % 2] = fmax(values[i % 2], gathered[i]);
 }
 
 static inline void stop_agreement_begin(StopAgreement *a, int signal, double *gathered) {
@@ -32,10 +32,10 @@ static inline bool stop_agreement(void *agreement) {
     StopAgreement *a = (StopAgreement *)agreement;
     if (comm_ranks() == 1) a->signal = stop_signal_read();
     if (comm_ranks() == 1 || a->signal || a->left-- > 0) return a->signal != 0;
-    double own[2] = {(double)stop_signal_read(), now_seconds() - a->since};
-    stop_agree_largest(a->gathered, own);
-    a->signal = (int)own[0];
-    a->period = max_int(1, min_int(2 * a->period, (int)(a->period / fmax(own[1], 1e-6))));
+    double values[2] = {(double)stop_signal_read(), now_seconds() - a->since};
+    stop_agree_largest(a->gathered, values);
+    a->signal = (int)values[0];
+    a->period = max_int(1, min_int(2 * a->period, (int)(a->period / fmax(values[1], 1e-6))));
     a->left = a->period - 1;
     a->since = now_seconds();
     return a->signal != 0;

@@ -76,7 +76,7 @@ VARIANTS = {
     "diff_v1_no_norm": Variant(1, 2, 2, 1, "next", "exp", "linear", "none", "none", "none"),
     "diff_scalar": Variant(1, 2, 1, 2, "next", "layer", "linear", "all", "none", "none"),
     "off_by_one": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "zero"),
-    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "own"),
+    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "learned"),
     "gated_head": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "head", "none"),
     "gated_elem": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "elem", "none"),
 }
@@ -108,7 +108,7 @@ class DiffV2Config(PretrainedConfig):
     def base_model_tp_plan(self):
         """Of the modules that the model has. Heads are shared out where no parameter belongs to all of them."""
         v, plan = VARIANTS[self.attention], {}
-        if v.lambda_ in ("none", "one", "input") and v.noise != "last" and v.norm == "none" and v.sink != "own":
+        if v.lambda_ in ("none", "one", "input") and v.noise != "last" and v.norm == "none" and v.sink != "learned":
             names = ["q", "k", "v"] + ["lambda"] * (v.lambda_ == "input") + ["gate"] * (v.gate != "none")
             plan = {f"layers.*.self_attn.{n}_proj": "colwise" for n in names}
             plan |= {f"layers.*.self_attn.{n}_norm": "replicated_with_grad_allreduce" for n in "qk"}
@@ -344,7 +344,7 @@ class Attention(nn.Module):
         if v.norm != "none":
             eps = HEAD_NORM_EPS if v.norm == "head" else config.rms_norm_eps
             self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
-        if v.sink == "own":
+        if v.sink == "learned":
             self.sinks = nn.Parameter(torch.empty(NH))
 
     def start(self):
@@ -379,7 +379,7 @@ class Attention(nn.Module):
             kwargs["cache"] = paged
         if kwargs.get("attention_instances") is not None:
             return self.attend_served(query, key, value, **kwargs)
-        sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "own": getattr(self, "sinks", None)}[v.sink]
+        sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "learned": getattr(self, "sinks", None)}[v.sink]
         if sink is not None and ("flash" in implementation or (v.sink == "zero" and implementation == "paged|eager")):
             raise ValueError(f"{implementation} has no sinks: open {self.config.attention} with sdpa attention")
         if implementation == "eager":

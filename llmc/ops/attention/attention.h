@@ -272,8 +272,8 @@ static inline void attention_forward_groups(floatX *out, floatX *kept, real *lse
         const real *kt = a.kt + key_head * a.padded * a.D, *vh = a.v + key_head * a.padded * a.DV;
         for (int m = a.maps - 1; m >= 0; m--) {
             size_t head = (size_t)j * a.maps + m;
-            real *own = lse ? lse + (b * s.NQ + head) * s.T + t0 : NULL;
-            const real *rows = attention_forward_block(own, q + row * s.ldq + head * s.q_head, kt, vh, b, t0, &a, s);
+            real *lse0 = lse ? lse + (b * s.NQ + head) * s.T + t0 : NULL;
+            const real *rows = attention_forward_block(lse0, q + row * s.ldq + head * s.q_head, kt, vh, b, t0, &a, s);
             for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++, rows += a.DV) {
                 floatX *a2 = kept ? kept + (row + i) * ldn + j * s.DV : NULL;
                 floatX *o = m == a.signals ? a2 : out + (row + i) * s.ldo + (j * a.signals + m) * s.o_head;

@@ -13,10 +13,10 @@ attention_choice.h: measured times of attention by cuDNN and the built-in kernel
 #include "../../cuda/device_peak.h"
 
 typedef struct {
-    const char *device;            // the name of a row of device_peaks
-    int signals, D, DV, T;         // signals: heads that share a noise head
-    bool deterministic;            // the backward
-    double cudnn_ms[2], own_ms[2]; // forward, backward
+    const char *device;                // the name of a row of device_peaks
+    int signals, D, DV, T;             // signals: heads that share a noise head
+    bool deterministic;                // the backward
+    double cudnn_ms[2], builtin_ms[2]; // forward, backward
 } AttentionTimes;
 
 static const AttentionTimes attention_measured[] = {
@@ -27,8 +27,8 @@ static const AttentionTimes attention_measured[] = {
 static const AttentionTimes *attention_times = attention_measured; // tests have rows of their own
 
 // How many times as fast as cuDNN the built-in kernels are; 0: not measured. gpu may be NULL.
-static inline double attention_own_speed(const DevicePeak *gpu, int signals, int D, int DV, int T, bool deterministic,
-                                         bool backward) {
+static inline double attention_builtin_speed(const DevicePeak *gpu, int signals, int D, int DV, int T,
+                                             bool deterministic, bool backward) {
     const AttentionTimes *best = NULL;
     double distance = INFINITY;
     for (const AttentionTimes *row = attention_times; gpu && row->device; row++) {
@@ -38,6 +38,6 @@ static inline double attention_own_speed(const DevicePeak *gpu, int signals, int
         if (same && apart < distance) best = row, distance = apart;
     }
     if (!best) return 0;
-    if (signals) return (best->cudnn_ms[0] + best->cudnn_ms[1]) / (best->own_ms[0] + best->own_ms[1]);
-    return best->cudnn_ms[backward] / best->own_ms[backward];
+    if (signals) return (best->cudnn_ms[0] + best->cudnn_ms[1]) / (best->builtin_ms[0] + best->builtin_ms[1]);
+    return best->cudnn_ms[backward] / best->builtin_ms[backward];
 }

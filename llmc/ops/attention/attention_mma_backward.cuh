@@ -182,7 +182,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
 
     // Writes P of a step to shared memory and makes the operand of dV: P, or P1 - s P2. key: this warp's, in the tile
     __device__ void probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
-        const int lane = backward_fresh((int)threadIdx.x % WARP), t0 = step.tile * QUERIES, own = first_word(key);
+        const int lane = backward_fresh((int)threadIdx.x % WARP), t0 = step.tile * QUERIES, base = first_word(key);
         const float *of_rows = numbers(step);
         unsigned *to = words(step);
         const float scale = a.shape.scale * (float)M_LOG2E;
@@ -205,7 +205,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
         for (int n = 0; n < I * J * 2; n++) {
             const int i = n / 2 / J, j = n / 2 % J, upper = n % 2;
             const unsigned pair = bf16_pair(c[i][j][2 * upper], c[i][j][2 * upper + 1]);
-            to[word(own, i, upper, j)] = pair;
+            to[word(base, i, upper, j)] = pair;
         }
         UNROLL
         for (int n = 0; n < I * J && MAPS == 2; n++) {
@@ -220,17 +220,17 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
     // while dQ is computed.
     __device__ void read_probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
         const unsigned *from = words(step);
-        const int own = first_word(key);
+        const int base = first_word(key);
         UNROLL
         for (int n = 0; n < I * J / MAPS * 2; n++) {
             const int i = n / 2 / (J / MAPS), j = n / 2 % (J / MAPS), upper = n % 2;
-            p[i][j / 2][j % 2 * 2 + upper] = from[word(own, i, upper, j)];
+            p[i][j / 2][j % 2 * 2 + upper] = from[word(base, i, upper, j)];
         }
     }
 
     // dS of a step, in place of P and as the operand of dK
     __device__ void score_gradients(unsigned (&ds)[I][J / 2][4], BackwardStep step, int key) const {
-        const int lane = backward_fresh((int)threadIdx.x % WARP), own = first_word(key);
+        const int lane = backward_fresh((int)threadIdx.x % WARP), base = first_word(key);
         const float *of_rows = numbers(step);
         unsigned *to = words(step);
         enum { H = I == 1 || MAPS == 2 ? J / 2 : J }; // of J / MAPS at a time: otherwise the compiler spills registers
@@ -242,7 +242,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
             for (int n = 0; n < I * H * 2 * MAPS; n++) {
                 const int i = n / 2 % I, j = j0 + n / 2 / I, upper = n % 2;
                 const float *delta = of_rows + Rows::DELTA + 8 * j + lane % 4 * 2;
-                unsigned *at = to + word(own, i, upper, j), pair = *at;
+                unsigned *at = to + word(base, i, upper, j), pair = *at;
                 float dp[2] = {c[i][j % H][2 * upper], c[i][j % H][2 * upper + 1]};
                 if (MAPS == 2 && j >= J / 2) { // dP2 = -s dP, delta2 = -s <g,a2>
                     const float *factor = of_rows + Rows::FACTOR + 8 * (j - J / 2) + lane % 4 * 2;

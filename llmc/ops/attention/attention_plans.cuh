@@ -188,11 +188,11 @@ static inline const DevicePeak *attention_device(void) { // NULL: not listed, or
 static inline double attention_speed(AttentionShape s, int signals, bool backward) {
     AttentionOptions o = attention_state.options;
     if (s.window || o.documents) return 0;
-    return attention_own_speed(attention_device(), signals, s.D, s.DV, s.T, o.deterministic, backward);
+    return attention_builtin_speed(attention_device(), signals, s.D, s.DV, s.T, o.deterministic, backward);
 }
 
 // Whether the options, the build or the measured times request the built-in kernels. Known before plans are made.
-static inline bool attention_requests_own(AttentionShape s, int signals, bool backward) {
+static inline bool attention_requests_builtin(AttentionShape s, int signals, bool backward) {
     AttentionOptions o = attention_state.options;
     return o.builtin || !CUDNN_ATTENTION || (!o.cudnn && attention_speed(s, signals, backward) > 1);
 }
@@ -212,7 +212,7 @@ static inline bool attention_refused(AttentionPlan *p) {
     if ((s.D | s.DV | strides) % 8)
         return attention_refuse(p, "a head's width or offset is not a multiple of 8 elements",
                                 "choose --head-dim so that the width of every head is a multiple of 8");
-    return attention_requests_own(s, p->signals, p->backward) && attention_refuse(p, measured, NULL);
+    return attention_requests_builtin(s, p->signals, p->backward) && attention_refuse(p, measured, NULL);
 }
 
 static inline bool attention_try_cudnn(AttentionPlan *p) {

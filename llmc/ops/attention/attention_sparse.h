@@ -71,7 +71,7 @@ static inline size_t sparse_attention_workspace_bytes(AttentionShape s, int thre
 static inline char *sparse_workspace_take(AttentionShape s) {
     return (char *)ops_workspace_take(sparse_attention_workspace_bytes(s, omp_get_max_threads()));
 }
-static inline SparseThread sparse_own(AttentionShape s, bool backward, char *memory) {
+static inline SparseThread sparse_this_thread(AttentionShape s, bool backward, char *memory) {
     return sparse_thread(s, backward, memory + omp_get_thread_num() * sparse_thread(s, backward, NULL).total);
 }
 
@@ -211,14 +211,14 @@ static inline void sparse_forward_groups(floatX *out, floatX *kept, real *lse, c
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * units; item++) {
         int b = item / units, unit = item % units;
-        SparseThread w = sparse_own(s, s.query_offset == 0, memory);
+        SparseThread w = sparse_this_thread(s, s.query_offset == 0, memory);
         size_t row = (size_t)b * s.T;
         floatX *noise = kept ? kept + row * ldn + unit * s.DV : NULL;
         for (int m = maps - 1; m >= 0; m--) {
             int h = unit * maps + m;
-            real *own = lse ? lse + ((size_t)b * s.NQ + h) * s.T : NULL;
+            real *head_lse = lse ? lse + ((size_t)b * s.NQ + h) * s.T : NULL;
             floatX *o = out + row * s.ldo + (unit * signals + m) * s.o_head;
-            sparse_forward_head(m < signals ? o : noise, own, q, k, v, b, h, &w, s, m < signals ? s.ldo : ldn);
+            sparse_forward_head(m < signals ? o : noise, head_lse, q, k, v, b, h, &w, s, m < signals ? s.ldo : ldn);
             for (int t = 0; t < s.T && m < signals && noise; t++) {
                 real f = diff_factor(l[(row + t) * ldl + unit * signals + m], factor);
                 for (int c = 0; c < s.DV; c++) o[(size_t)t * s.ldo + c] -= f * noise[(size_t)t * ldn + c];

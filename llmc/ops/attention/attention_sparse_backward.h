@@ -105,7 +105,7 @@ static inline void sparse_backward_heads(AttentionHead first, floatX *dk, floatX
     char *memory = sparse_workspace_take(s);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * s.NKV; item++) {
-        SparseThread w = sparse_own(s, true, memory);
+        SparseThread w = sparse_this_thread(s, true, memory);
         sparse_backward_group(&first, dk, dv, k, v, item / s.NKV, item % s.NKV, &w, s, add_dv);
     }
     if (s.rope) rope_backward(first.dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);

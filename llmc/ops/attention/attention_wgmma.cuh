@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     registers_more<240>();
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x % WARPGROUP / WARP, 0);
     const int first = (MAPS == 1 ? group * WGMMA_ROWS : 0) + 16 * warp; // the warp's first row
-    const char *own = queries + group * WGMMA_ROWS * D * 2;
+    const char *group_q = queries + group * WGMMA_ROWS * D * 2;
     const float scale = s.scale * 1.44269504f;
     float o[DV / 8][4] = {{0}}, scores[KEYS / 8][4] = {{0}};
     float max[2] = {-8e37f, -8e37f}, sum[2] = {0}, factor[2]; // below any score, finite
@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     };
     mbarrier_wait(&at->queries, 0);
     mbarrier_wait(&at->k_full[0], 0);
-    wgmma_scores<D>(scores, own, stages);
+    wgmma_scores<D>(scores, group_q, stages);
     wgmma_wait<0>();
     wgmma_pin(scores);
     wgmma_release(&at->k_empty[0]);
@@ -173,7 +173,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
         const char *keys = stages + stage * WGMMA_STAGE<D, DV>;
         const char *values = stages + before * WGMMA_STAGE<D, DV> + KEYS * D * 2;
         mbarrier_wait(&at->k_full[stage], i / WGMMA_STAGES % 2);
-        wgmma_scores<D>(scores, own, keys);
+        wgmma_scores<D>(scores, group_q, keys);
         mbarrier_wait(&at->v_full[before], (i - 1) / WGMMA_STAGES % 2);
         wgmma_values<DV>(o, probabilities, values);
         wgmma_wait<1>();

@@ -228,8 +228,8 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
     __device__ void run() const {
         const AttentionBackwardMma &a = at.a;
         const char *k = shared + Places::K, *v = shared + Places::V;
-        const char *own_k = k + group * 64 * BOX_ROW, *own_v = v + group * 64 * BOX_ROW; // rows
-        const char *of_dq = k + group * (D == 64 ? BOX_ROW / 2 : KEYS * BOX_ROW);        // columns
+        const char *group_k = k + group * 64 * BOX_ROW, *group_v = v + group * 64 * BOX_ROW; // rows
+        const char *of_dq = k + group * (D == 64 ? BOX_ROW / 2 : KEYS * BOX_ROW);            // columns
         float dk[D / 8][4] = {{0}}, dv[DV / 8][4] = {{0}};
         int n = 0;
         mbarrier_wait(&barriers->keys, 0);
@@ -244,11 +244,11 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
             wgmma_fence();
             UNROLL
             for (int c = 0; c < D; c += 16) // S = K Q^T
-                wgmma_shared<false, false>(s, by_columns(own_k, KEYS, c), by_columns(q, ROWS, c), c > 0);
+                wgmma_shared<false, false>(s, by_columns(group_k, KEYS, c), by_columns(q, ROWS, c), c > 0);
             wgmma_commit();
             UNROLL
             for (int c = 0; c < DV; c += 16) // dP = V dO^T
-                wgmma_shared<false, false>(dp, by_columns(own_v, KEYS, c), by_columns(dout, QUERIES, c), c > 0);
+                wgmma_shared<false, false>(dp, by_columns(group_v, KEYS, c), by_columns(dout, QUERIES, c), c > 0);
             wgmma_commit();
             wgmma_wait<1>();
             wgmma_pin(s);

@@ -15,7 +15,7 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
 // kept, so it is known before plans are made; tensors are then aligned to 16 bytes.
 static inline bool attention_by_groups(AttentionShape s) {
     return s.groups.signals == 1 && attention_mma_fits(s) && attention_mma_backward_fits(s) &&
-           attention_requests_own(s, 1, true);
+           attention_requests_builtin(s, 1, true);
 }
 
 static inline int diff_attention_kept(AttentionShape s) { return attention_by_groups(s) ? s.NQ / 2 : s.NQ; }

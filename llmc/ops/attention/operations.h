@@ -34,9 +34,9 @@ static inline double sparse_visible_keys(AttentionShape s, double *scored) {
     double pairs = 0;
     *scored = 0;
     for (int t = 0, size = s.sparse.size; t < s.T; t++) {
-        int first = s.window ? max_int(0, t - s.window + 1) : 0, low = first / size, own = t / size;
-        int blocks = max_int(0, own - max_int(low, 1)), hidden = low > 0 && low < own ? first % size : 0;
-        pairs += t + 1 - max_int(first, own * size) + (low == 0 && own > 0 ? size - first : 0);
+        int first = s.window ? max_int(0, t - s.window + 1) : 0, low = first / size, self = t / size;
+        int blocks = max_int(0, self - max_int(low, 1)), hidden = low > 0 && low < self ? first % size : 0;
+        pairs += t + 1 - max_int(first, self * size) + (low == 0 && self > 0 ? size - first : 0);
         if (blocks) pairs += ((double)blocks * size - hidden) * min_int(blocks, s.sparse.blocks) / blocks;
         *scored += blocks;
     }

@@ -36,14 +36,14 @@ static inline void sparse_means(real *means, const floatX *k, const int *first, 
     if (count) LAUNCH(sparse_means_kernel, blocks_of(count, 256), 256, 0, means, k, first, capacity, width, s);
 }
 
-// A row of the tile of a block, and its candidates: blocks [from, own) besides the first.
+// A row of the tile of a block, and its candidates: blocks [from, self) besides the first.
 typedef struct {
-    int position, own, document, low, from; // document, low: blocks of the first key of either
+    int position, self, document, low, from; // document, low: blocks of the first key of either
 } SparseChooser;
 static __device__ inline SparseChooser sparse_chooser(const AttentionShape &s, const int *first, int b, int t) {
     SparseChooser r;
     const int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    r.position = (first ? first[b] : 0) + t, r.own = r.position / s.sparse.size;
+    r.position = (first ? first[b] : 0) + t, r.self = r.position / s.sparse.size;
     r.document = document / s.sparse.size;
     r.low = (s.window ? max(document, r.position - s.window + 1) : document) / s.sparse.size;
     r.from = max(r.low, r.document + 1);
@@ -70,8 +70,8 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     }
     // One thread of each row keeps its best blocks. The first row has the first candidate, the last row the last one.
     const int chooses = thread % (SPARSE_THREADS / SPARSE_ROWS) ? rows : thread / (SPARSE_THREADS / SPARSE_ROWS);
-    const SparseChooser own = sparse_chooser(s, first, b, t0 + min(chooses, rows - 1));
-    const int from = sparse_chooser(s, first, b, t0).from, end = sparse_chooser(s, first, b, t0 + rows - 1).own;
+    const SparseChooser chooser = sparse_chooser(s, first, b, t0 + min(chooses, rows - 1));
+    const int from = sparse_chooser(s, first, b, t0).from, end = sparse_chooser(s, first, b, t0 + rows - 1).self;
     int count = 0, *best = bests + min(chooses, rows - 1) * SPARSE_BLOCKS_LIMIT;
     float *value = values + (best - bests);
     for (int j0 = from; j0 < end; j0 += SPARSE_THREADS) {
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
         for (int r = 0; r < SPARSE_ROWS; r++) scores[r * SPARSE_THREADS + thread] = dot[r];
         __syncthreads();
         if (chooses >= rows) continue;
-        for (int j = max(own.from, j0); j < min(own.own, j0 + SPARSE_THREADS); j++) {
+        for (int j = max(chooser.from, j0); j < min(chooser.self, j0 + SPARSE_THREADS); j++) {
             const float score = scores[chooses * SPARSE_THREADS + j - j0];
             int at = count;
             while (at > 0 && score > value[at - 1]) at--;
@@ -107,13 +107,13 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     if (chooses >= rows) return;
     const size_t row = (size_t)(b * s.NKV + kv) * s.T + t0 + chooses;
     int *list = lists + row * sparse_width(p), filled = 0;
-    if (own.document >= own.low && own.document < own.own) list[filled++] = own.document;
+    if (chooser.document >= chooser.low && chooser.document < chooser.self) list[filled++] = chooser.document;
     for (int i = 0; i < count; i++) { // in ascending order
         int at = filled++;
         for (; at > 0 && list[at - 1] > best[i]; at--) list[at] = list[at - 1];
         list[at] = best[i];
     }
-    list[filled++] = own.own;
+    list[filled++] = chooser.self;
     while (filled < sparse_width(p)) list[filled++] = -1;
 }
 

@@ -47,15 +47,15 @@ static inline int sparse_insert(int *best, real *scores, int count, int limit, i
 }
 
 // list = the blocks of a row, in ascending order: the first one, the best ones, its own; then -1
-static inline void sparse_write_list(int *list, const int *best, int count, int low, int start, int own, int width) {
+static inline void sparse_write_list(int *list, const int *best, int count, int low, int start, int self, int width) {
     int n = 0;
-    if (start >= low && start < own) list[n++] = start;
+    if (start >= low && start < self) list[n++] = start;
     for (int i = 0; i < count; i++) {
         int at = n++;
         for (; at > 0 && list[at - 1] > best[i]; at--) list[at] = list[at - 1];
         list[at] = best[i];
     }
-    list[n++] = own;
+    list[n++] = self;
     while (n < width) list[n++] = -1;
 }
 
@@ -68,7 +68,7 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
         int kv = item % s.NKV, n = item / s.NKV, b = n / s.T, t = n % s.T;
         AttentionShape row = s;
         row.query_offset = first ? first[b] : 0;
-        int own = (row.query_offset + t) / p.size, count = 0;
+        int self = (row.query_offset + t) / p.size, count = 0;
         int low = attention_first_key(row, b, t) / p.size, start = s.first_key ? s.first_key[n] / p.size : 0;
         int best[SPARSE_BLOCKS_LIMIT];
         real scores[SPARSE_BLOCKS_LIMIT], sum[2 * 256]; // the sum of the queries of each key set
@@ -78,11 +78,11 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
                 const floatX *x = q + (size_t)n * s.ldq + h * s.q_head + set * s.D;
                 for (int i = 0; i < s.D; i++) sum[set * s.D + i] += x[i];
             }
-        for (int j = max_int(low, start + 1); j < own; j++) {
+        for (int j = max_int(low, start + 1); j < self; j++) {
             const real *mean = means + ((size_t)b * p.count + j) * mean_ld + kv * sets * s.D;
             count = sparse_insert(best, scores, count, p.blocks, j, tile_dot(sum, mean, sets * s.D));
         }
         int *list = lists + ((size_t)(b * s.NKV + kv) * s.T + t) * sparse_width(p);
-        sparse_write_list(list, best, count, low, start, own, sparse_width(p));
+        sparse_write_list(list, best, count, low, start, self, sparse_width(p));
     }
 }
