@@ -329,7 +329,7 @@ static void heads_backward(Model *model, int l, int B, int T) {
     lambda_backward(model, l, N);
     // the layers of YOCO's upper half read the same keys and values
     if (layer_cross(&model->plan.config, l))
-        accumulate(acts->dkv_sum, acts->dkv.data, (size_t)N * dims->kv_ld, l < model->plan.config.L - 1);
+        add_to_sum(acts->dkv_sum, acts->dkv.data, (size_t)N * dims->kv_ld, l < model->plan.config.L - 1);
 }
 
 // kv = rope(kv(rmsnorm(x))); dkv is the gradient of kv, summed over the upper half of the layers. Adds to acts.dx.

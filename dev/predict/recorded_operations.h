@@ -368,8 +368,8 @@ static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, in
 static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
     record_rows(CLASS_SWIGLU, __func__, 1, swiglu_backward_bytes(N, F));
 }
-static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
-    record_rows(CLASS_YOCO, __func__, 1, accumulate_bytes(count, add));
+static inline void add_to_sum(real *sum, floatX *x, size_t count, bool add) {
+    record_rows(CLASS_YOCO, __func__, 1, add_to_sum_bytes(count, add));
 }
 static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,
                                  real dloss, real z_loss) {

@@ -64,7 +64,7 @@ typedef enum {
     OP_LAMBDA_LEARNED,
     OP_FILL,
     OP_SCALE,
-    OP_ACCUMULATE,
+    OP_ADD_TO_SUM,
     OP_CACHE_STORE,
     OP_CACHE_LOAD,
     OP_DECODE,

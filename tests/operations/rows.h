@@ -173,9 +173,9 @@ static OpCost cross_entropy_cost(const OpCase *c, bool backward) {
     return op_cost(cross_entropy_bytes(c->d[0], c->d[1], c->d[2], backward), 0, 0);
 }
 
-// --- accumulate: x and y[0] (count), y[1] the running sum ---
+// --- add_to_sum: x and y[0] (count), y[1] the running sum ---
 
-static void accumulate_setup(OpCase *c) {
+static void add_to_sum_setup(OpCase *c) {
     op_rows(&c->x[0], "x", 1, c->d[0], c->d[0]);
     op_rows(&c->y[0], "x", 1, c->d[0], c->d[0]);
     op_error(&c->y[0], 1, 0);
@@ -183,16 +183,16 @@ static void accumulate_setup(OpCase *c) {
     c->y[1].view->adds = c->d[1] != 0;
     c->in_place = 1, c->no_backward = true;
 }
-static void accumulate_reference(OpCase *c) {
+static void add_to_sum_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) {
         c->y[1].ref[i] = c->x->ref[i];
         c->y[0].ref[i] = c->x->ref[i] + (c->d[1] ? op_start((size_t)i) : 0);
     }
 }
-static void accumulate_call(const OpCase *c) { accumulate(OP_STAT(1), OP_Y(0), (size_t)c->d[0], c->d[1] != 0); }
-static OpCost accumulate_cost(const OpCase *c, bool backward) {
+static void add_to_sum_call(const OpCase *c) { add_to_sum(OP_STAT(1), OP_Y(0), (size_t)c->d[0], c->d[1] != 0); }
+static OpCost add_to_sum_cost(const OpCase *c, bool backward) {
     (void)backward;
-    return op_cost(accumulate_bytes(c->d[0], c->d[1] != 0), 0, 0);
+    return op_cost(add_to_sum_bytes(c->d[0], c->d[1] != 0), 0, 0);
 }
 
 // --- scale_inplace: x and y (count) ---
@@ -221,7 +221,7 @@ static const OpKind rows_kinds[] = {
     {OP_RESIDUAL_RMSNORM, "residual_rmsnorm", "N C", OP_FORWARD(residual_rmsnorm), residual_rmsnorm_cost},
     {OP_HEAD_NORM, "head_norm", "N heads D ld ldk,NULL=0 1/scale", OP_BOTH_WAYS(head_norm), head_norm_cost},
     {OP_CROSS_ENTROPY, "cross_entropy", "N V Vp special z", OP_BOTH_WAYS(cross_entropy), cross_entropy_cost},
-    {OP_ACCUMULATE, "accumulate", "count add", OP_FORWARD(accumulate), accumulate_cost},
+    {OP_ADD_TO_SUM, "add_to_sum", "count add", OP_FORWARD(add_to_sum), add_to_sum_cost},
     {OP_SCALE, "scale_inplace", "count 10*factor", OP_BOTH_WAYS(scale), scale_cost},
 };
 static const OpRow rows_cases[] = {
@@ -285,11 +285,11 @@ static const OpRow rows_cases[] = {
     {OP_CROSS_ENTROPY, {4, 3, 3, 1}, BOTH, "tiny V, unaligned rows"},
     {OP_CROSS_ENTROPY, {2, 1027, 1088}, BOTH, "packs and a remainder of 3"},
 
-    {OP_ACCUMULATE, {1, 0}, BOTH, "the smallest, the first layer"},
-    {OP_ACCUMULATE, {1, 1}, BOTH, "the smallest, a later layer"},
-    {OP_ACCUMULATE, {4999, 0}, BOTH, "packs, the last block of them partial, and a remainder of 7"},
-    {OP_ACCUMULATE, {4999, 1}, BOTH, "the same, added"},
-    {OP_ACCUMULATE, {4096, 1}, BOTH, "whole packs"},
+    {OP_ADD_TO_SUM, {1, 0}, BOTH, "the smallest, the first layer"},
+    {OP_ADD_TO_SUM, {1, 1}, BOTH, "the smallest, a later layer"},
+    {OP_ADD_TO_SUM, {4999, 0}, BOTH, "packs, the last block of them partial, and a remainder of 7"},
+    {OP_ADD_TO_SUM, {4999, 1}, BOTH, "the same, added"},
+    {OP_ADD_TO_SUM, {4096, 1}, BOTH, "whole packs"},
 
     {OP_SCALE, {1, 8}, BOTH, "the smallest; 1 - lambda_init of the first layer"},
     {OP_SCALE, {13, -3}, BOTH, "less than a vector"},

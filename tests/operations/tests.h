@@ -29,7 +29,7 @@ static void test_layer_lambda(void) {
     op_check_all(OP_FILL);
 }
 static void test_scale(void) { op_check_all(OP_SCALE); }
-static void test_accumulate(void) { op_check_all(OP_ACCUMULATE); }
+static void test_add_to_sum(void) { op_check_all(OP_ADD_TO_SUM); }
 static void test_cache(void) {
     op_check_all(OP_CACHE_STORE);
     op_check_all(OP_CACHE_LOAD);
@@ -509,7 +509,7 @@ static const Test operations_tests[] = {
     {"diff_attention and its backward agree with the definition", test_diff_attention},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},
-    {"accumulate adds to the sum and copies it", test_accumulate},
+    {"add_to_sum adds to the sum and copies it", test_add_to_sum},
     {"a cache has the row of position p at p % capacity, and gives rows back in order", test_cache},
     {"attention of one position over a cache agrees with the definition and ignores empty rows", test_decode},
     {"the gates and their backward agree with the definition", test_gate},

@@ -59,8 +59,8 @@ static inline size_t cross_entropy_bytes(size_t N, size_t V, size_t Vp, bool gra
 }
 
 // sum = x, or with add sum += x; then x = sum, rounded: a running sum in `real`
-static inline void accumulate(real *sum, floatX *x, size_t count, bool add);
-static inline size_t accumulate_bytes(size_t count, bool add) {
+static inline void add_to_sum(real *sum, floatX *x, size_t count, bool add);
+static inline size_t add_to_sum_bytes(size_t count, bool add) {
     return count * (2 * FLOATX_BYTES + (add ? 2 : 1) * FP32_BYTES);
 }
 

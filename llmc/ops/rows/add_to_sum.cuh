@@ -1,5 +1,5 @@
 /*
-accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
+add_to_sum.cuh: a running sum of a tensor in fp32. Equations in add_to_sum.h.
   mapping   a thread per pack
   traffic   x in and out, sum out and, with add, in
 */
@@ -7,7 +7,7 @@ accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
 #include "../../cuda/kernel_utils.cuh"
 #include "operations.h"
 
-template <int W> static __global__ void accumulate_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
+template <int W> static __global__ void add_to_sum_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     float a[W], b[W];
@@ -21,7 +21,7 @@ template <int W> static __global__ void accumulate_kernel(size_t begin, size_t e
     store<W>(x + i, a);
 }
 
-static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
+static inline void add_to_sum(real *sum, floatX *x, size_t count, bool add) {
     OPERATION();
-    LAUNCH_ELEMENTS(accumulate_kernel, packed(0, x, sum), count, sum, x, add);
+    LAUNCH_ELEMENTS(add_to_sum_kernel, packed(0, x, sum), count, sum, x, add);
 }
