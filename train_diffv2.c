@@ -1111,9 +1111,9 @@ int main(int argc, char **argv) {
     start_part("rendezvous");
     static Run run; // too large for the stack
     options_read(&run.options, argc, argv);
-    if (options_answer(&run.options, launch_rank() == 0)) return end_of_output(EXIT_DONE);
+    if (options_help_or_version(&run.options, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_reexecute(argv); // once, to set variables that libraries read before main
-    environment_refuse();
+    environment_check();
     stop_signals_block();
     Resume resume;
     CommStart comm_start = options_comm_start(&run.options);

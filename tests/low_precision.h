@@ -48,7 +48,7 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
     const LayerActivations *a = &m->acts.layers[l];
     const AttentionDims *d = plan_dims(&m->plan, l);
     int C = m->plan.config.C, F = m->plan.config.F;
-    floatX *fused = fresh_output(m, LINEAR_FUSED, l, a->norm1.data, N),
+    floatX *fused = fresh_output(m, LINEAR_QKVG, l, a->norm1.data, N),
            *o = fresh_output(m, LINEAR_O, l, a->attn_out.data, N),
            *gate_up = fresh_output(m, LINEAR_GATE_UP, l, a->norm2.data, N),
            *down = fresh_output(m, LINEAR_DOWN, l, a->mlp.hidden.data, N);
@@ -74,7 +74,7 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
 
 // dweight of a layer, computed with fresh_linear, beside the model's; and dx, unless `wanted` is NULL.
 static void expect_backward_rounds(Model *m, LinearKind kind, int l, const floatX *x, const floatX *dy,
-                                   const floatX *wanted, TensorKind weight, int N, const char *what) {
+                                   const floatX *wanted, int N, const char *what) {
     absmax_t max[2];
     Linear w = fresh_linear(m, kind, l);
     floatX *dx = (floatX *)checked_calloc((size_t)N * w.IC, sizeof(floatX));
@@ -82,7 +82,7 @@ static void expect_backward_rounds(Model *m, LinearKind kind, int l, const float
     w.dweight = dw;
     linear_backward(dx, fresh_operand(dy, &max[1], N, w.OC, w.ld), fresh_operand(x, &max[0], N, w.IC, w.IC), &w, N,
                     false);
-    size_t weights = different(dw, grad(&m->state, weight, l), w.OC, w.IC, w.IC),
+    size_t weights = different(dw, grad(&m->state, linear_weight(&m->plan, kind), l), w.OC, w.IC, w.IC),
            inputs = wanted ? different(dx, wanted, N, w.IC, w.IC) : 0;
     EXPECT(!weights && !inputs, "%s: layer %d, matrix %d: %zu gradients of the weight and %zu of the input are wrong",
            what, l, (int)kind, weights, inputs);
@@ -113,11 +113,11 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
         if (yoco) memset(param(&m->state, T_YOCO_NORM, l), 0, C * sizeof(floatX)); // which no later backward reads
         block_backward(m, l, mc->B, mc->T);
         memcpy(param(&m->state, T_NORM1, l), norm1, C * sizeof(floatX));
-        expect_backward_rounds(m, LINEAR_DOWN, l, layer->mlp.hidden.data, before, a->dhidden, T_MLP_DOWN, N, what);
-        expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2.data, a->dgate_up, NULL, T_MLP_GATE, N, what);
-        expect_backward_rounds(m, LINEAR_O, l, layer->attn_out.data, a->dx, NULL, T_O, N, what);
-        expect_backward_rounds(m, LINEAR_FUSED, l, layer->norm1.data, a->dfused, yoco ? NULL : a->dnorm, T_Q, N, what);
-        if (yoco) expect_backward_rounds(m, LINEAR_KV, l, a->kv_norm.data, a->dkv.data, a->dnorm, T_YOCO_K, N, what);
+        expect_backward_rounds(m, LINEAR_DOWN, l, layer->mlp.hidden.data, before, a->dhidden, N, what);
+        expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2.data, a->dgate_up, NULL, N, what);
+        expect_backward_rounds(m, LINEAR_O, l, layer->attn_out.data, a->dx, NULL, N, what);
+        expect_backward_rounds(m, LINEAR_QKVG, l, layer->norm1.data, a->dfused, yoco ? NULL : a->dnorm, N, what);
+        if (yoco) expect_backward_rounds(m, LINEAR_KV, l, a->kv_norm.data, a->dkv.data, a->dnorm, N, what);
     }
     free(before);
     free(norm1);

@@ -346,8 +346,8 @@ static void test_gradient_accumulation(void) {
 }
 
 // The padding rows of a matrix lie in its group's buffer, belong to no tensor, and stay zero.
-static void expect_zero_rows(const Model *m, TensorKind kind, int layer, int rows, int width, const char *what) {
-    const Tensor *t = tensor_of(&m->plan.tensors, kind, layer);
+static void expect_zero_rows(const Model *m, LinearKind kind, int layer, int rows, int width, const char *what) {
+    const Tensor *t = tensor_of(&m->plan.tensors, linear_weight(&m->plan, kind), layer);
     size_t C = m->plan.config.C, begin = t->offset + rows * C, end = t->offset + width * C;
     EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows are padded to %d", what, rows, width);
     EXPECT(end <= m->plan.tensors.group_offset[t->layer + 2], "%s: the padding lies outside its group", what);
@@ -370,11 +370,11 @@ static void test_padded_widths(void) {
             for (m.state.micro_step = 0; m.state.micro_step < 2; m.state.micro_step++)
                 model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
             for (int l = 0; l < mc->L; l++)
-                expect_zero_rows(&m, T_Q, l, plan_dims(&m.plan, l)->fused_rows, plan_dims(&m.plan, l)->fused_width,
-                                 mc->why);
+                expect_zero_rows(&m, LINEAR_QKVG, l, plan_dims(&m.plan, l)->fused_rows,
+                                 plan_dims(&m.plan, l)->fused_width, mc->why);
             Linear kv = linear_shape(&m.plan, LINEAR_KV, 0);
-            if (kv.OC) expect_zero_rows(&m, T_YOCO_K, mc->L / 2, m.plan.dims.kv_rows, kv.OC, mc->why);
-            expect_zero_rows(&m, head_kind(&m.plan), 0, m.plan.config.V, m.plan.Vw, mc->why);
+            if (kv.OC) expect_zero_rows(&m, LINEAR_KV, mc->L / 2, m.plan.dims.kv_rows, kv.OC, mc->why);
+            expect_zero_rows(&m, LINEAR_HEAD, 0, m.plan.config.V, m.plan.Vw, mc->why);
             case_end(&m, tokens);
         }
 }

@@ -51,7 +51,7 @@ static Prediction predict_step(const ModelPlan *plan, const Options *options, in
     comm.ranks = plan_ranks(plan), comm.group_ranks = plan->sharding.ranks;
     model.plan = *plan; // with its lists
     model_alloc(&model, NULL);
-    recorded.head = param(&model.state, head_kind(plan), 0);
+    recorded.head = param(&model.state, lm_head_tensor(plan), 0);
     model_update(&model, options, 0, 1, 1);
     buffer_zero(model.acts.losses, N * sizeof(real));
     predict_micro_step(&model, 0, p.micro_steps < 2, 1);
@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
     ModelPlan plan, sampling;
     program_begin();
     options_read(&o, argc, argv);
-    if (!options_answer(&o, true)) {
+    if (!options_help_or_version(&o, true)) {
         ModelConfig config = predict_configure(&o);
         int ranks = options_ranks(&o), zero = (int)o.zero;
         predicted_plan(&plan, &config, (int)o.batch_size, config.T, FOR_TRAINING, (Recompute)o.recompute, ranks, zero,

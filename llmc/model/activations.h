@@ -23,7 +23,7 @@ sizes. [] shapes are row-major.
 // (mlp.h).
 enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
 #define LAYER_ACTIVATIONS(A, M)                                                                                       \
-    M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_FUSED)                                                            \
+    M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_QKVG)                                                            \
     A(real, rstd1, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
     /* rows [q | k | v | lambda | gate], q and k normalized and rotated */                                            \
     A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
@@ -251,7 +251,7 @@ static inline void layer_bind(const Activations *g, const ModelPlan *plan, int l
     a->dx_in = activation(g->dx, l == yoco ? NULL : linear_max(plan, g->maxima, LINEAR_DOWN, l - 1, 1));
     a->dx_mid = activation(g->dx, linear_max(plan, g->maxima, LINEAR_O, l, 1));
     a->dx_out = activation(g->dx, linear_max(plan, g->maxima, LINEAR_DOWN, l, 1));
-    a->dfused = activation(g->dfused, linear_max(plan, g->maxima, LINEAR_FUSED, l, 1));
+    a->dfused = activation(g->dfused, linear_max(plan, g->maxima, LINEAR_QKVG, l, 1));
     a->dk = g->dfused + d->k_at;
     a->dgate = g->dfused + d->gate_at;
     a->dlambda = g->dlambda ? g->dlambda : g->dfused + d->lambda_at;

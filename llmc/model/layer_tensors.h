@@ -59,7 +59,7 @@ static inline LayerTensors layer_tensors(const ModelState *s, const Mlp *mlp, in
     LAYER_VECTORS(BIND)
 #undef BIND
     p.norm_next = last ? param(s, T_NORM_FINAL, 0) : param(s, T_NORM1, l + 1);
-    p.qkvg = linear_of(s, LINEAR_FUSED, l), p.o = linear_of(s, LINEAR_O, l);
+    p.qkvg = linear_of(s, LINEAR_QKVG, l), p.o = linear_of(s, LINEAR_O, l);
     memset(&p.kv, 0, sizeof(p.kv));
     if (l == yoco_layer(&s->plan->config)) p.kv = linear_of(s, LINEAR_KV, l);
     p.mlp = mlp;

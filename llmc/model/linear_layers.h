@@ -21,7 +21,7 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
     MlpDims mlp = mlp_dims(c, l);
     Linear w = {NULL, NULL, NULL, c->C, c->C, c->C};
     switch (kind) {
-    case LINEAR_FUSED: w.OC = d->fused_width, w.ld = d->fused_ld; break; // q, k, v and lambda or gate
+    case LINEAR_QKVG: w.OC = d->fused_width, w.ld = d->fused_ld; break; // q, k, v and lambda or gate
     case LINEAR_O: w.IC = c->NH * c->D; break;
     case LINEAR_GATE_UP: w.OC = w.ld = 2 * mlp.width; break;
     case LINEAR_DOWN: w.IC = mlp.width, w.OC = mlp.width ? c->C : 0; break;
@@ -106,7 +106,7 @@ static inline void weight_copies_free(WeightCopies *copies) {
 // The tensor that is the linear layer's weight, or the first part of the weight.
 static inline TensorKind linear_weight(const ModelPlan *plan, LinearKind kind) {
     const TensorKind kinds[LINEAR_COUNT] = {T_Q,           T_O,           T_MLP_GATE, T_MLP_DOWN,
-                                            T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   head_kind(plan)};
+                                            T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   lm_head_tensor(plan)};
     return kinds[kind];
 }
 

@@ -21,7 +21,7 @@ typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Rec
 
 // The linear layers of a block, then the linear layers that a model has once.
 typedef enum {
-    LINEAR_FUSED,
+    LINEAR_QKVG,
     LINEAR_O,
     LINEAR_GATE_UP,
     LINEAR_DOWN,
@@ -73,7 +73,7 @@ static inline RunRanks plan_run_ranks(const ModelPlan *plan, int zero) {
     return (RunRanks){s->rank, plan_ranks(plan), s->ranks, zero, plan->optimizer};
 }
 
-static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
+static inline TensorKind lm_head_tensor(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 
 // Whether at most two layers of the parameters exist at a time, or of the gradients.
 static inline bool params_two_layers(const ModelPlan *plan) { return plan->sharding.level >= 3; }

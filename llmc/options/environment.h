@@ -76,7 +76,7 @@ static inline const char *library_variable(int i) {
     return value && !printable(value) ? "?" : value;
 }
 
-static inline void environment_refuse(void) {
+static inline void environment_check(void) {
     for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++) {
         const LibraryVariable *v = &library_variables[i];
         const char *value = library_variable(i);

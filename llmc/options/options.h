@@ -9,7 +9,7 @@ options.h: parses and prints the command line. The options are in options_table.
 All errors are reported, one line each on stderr, before exit status 2. These include options specified more than once,
 and combinations that can be checked without reading a checkpoint.
 
-Call order: options_read; options_answer; comm_open with options_comm_start; options_check; with --resume
+Call order: options_read; options_help_or_version; comm_open with options_comm_start; options_check; with --resume
 options_adopt_json (options_json.h); with --resume or --init options_adopt_model; options_finish; options_config
 (options_model.h).
 */
@@ -296,7 +296,7 @@ static inline void options_read(Options *o, int argc, char **argv) {
 
 // --help and --version: handled before errors are reported and before other processes or devices are accessed. Returns
 // whether one of them is given. prints: this process prints the text.
-static inline bool options_answer(const Options *o, bool prints) {
+static inline bool options_help_or_version(const Options *o, bool prints) {
     bool help = o->has[option_row("help")], version = o->has[option_row("version")];
     if (prints && help) options_print_help(stdout);
     else if (prints && version) printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
