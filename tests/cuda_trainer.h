@@ -30,7 +30,7 @@ static void test_host_waits(void) {
         for (m.state.micro_step = 0; m.state.micro_step < MICRO_STEPS; m.state.micro_step++)
             model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
         EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
-        rank_squares(&m.state, m.state.squares);
+        rank_squares(&m.state, m.state.grad_square_sums);
         double loss = loss_sum(&m.acts, B * T) / (MICRO_STEPS * B * T),
                norm = squares_norm(&m.state, 0, m.plan.sharding.groups - 1);
         EXPECT(host_waits == 2, "%d waits for the loss and the norm", host_waits);

@@ -64,7 +64,7 @@ static int case_generate(Model *model, int *tokens, int length, int count, doubl
 
 // Of the gradients of one rank, before clipping.
 static inline double case_grad_norm(Model *model) {
-    rank_squares(&model->state, model->state.squares);
+    rank_squares(&model->state, model->state.grad_square_sums);
     return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 

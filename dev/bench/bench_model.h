@@ -61,7 +61,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
 #ifdef DEVICE_OPS
     if (!bench_no_update || purpose != FOR_TRAINING) return;
     ModelPlan *plan = &model->plan;
-    plan->moments_bytes = plan->master_bytes = plan->second_count = 0;
+    plan->moments_bytes = plan->master_bytes = plan->moment2_count = 0;
     attention_stop(); // attention may take half of the memory that is left
     plan->workspace_bytes = max_size(plan->workspace_bytes, plan_attention(plan));
 #endif
@@ -69,7 +69,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
 
 // Of the gradients of one rank, before clipping.
 static double bench_grad_norm(Model *model) {
-    rank_squares(&model->state, model->state.squares);
+    rank_squares(&model->state, model->state.grad_square_sums);
     return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 

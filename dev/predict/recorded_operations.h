@@ -22,7 +22,7 @@ static inline void buffer_upload(void *to, const void *host, size_t bytes);
 static inline void buffer_download(void *host, const void *from, size_t bytes);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
 static inline void comm_broadcast(void *data, size_t bytes);
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups);
 static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes);
 static inline void comm_wait(uint64_t ticket);
 
@@ -96,12 +96,12 @@ static inline uint64_t record_ring(Ring ring, double bytes, double *total) {
     p->link_hops_ms += recorded.times * ring.link_ms, p->network_hops_ms += recorded.times * ring.network_ms;
     return (uint64_t)(1e9 * recorded.ring);
 }
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups) {
     Prediction *p = recorded.p;
     RingSpan group = ring_in_group(p), across = ring_across_groups(p);
     double bytes = (double)(piece * sizeof(grad_t)), *total = &p->reduce_ms;
     uint64_t ticket = record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
-    if (!whole || across.ranks == 1) return ticket;
+    if (!all_groups || across.ranks == 1) return ticket;
     return record_ring(all_reduce_of(p, across, bytes), 2 * bytes * (across.ranks - 1) / across.ranks, total);
 }
 // With --zero 0 the sums of gradients are gathered.
@@ -470,7 +470,7 @@ static inline void muon_update(floatX *params, real *master, const grad_t *step,
     record_rows(CLASS_UPDATE, __func__, 1, muon_update_bytes(count, master != NULL));
 }
 static inline size_t muon_workspace_bytes(int rows, int columns) { return muon_gpu_workspace_bytes(rows, columns); }
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2) {
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2) {
     const Prediction *p = recorded.p;
     int k = min_int(rows, columns), n = max_int(rows, columns);
     size_t x_bytes = (size_t)k * n * sizeof(floatX), a_bytes = (size_t)k * k * sizeof(floatX);

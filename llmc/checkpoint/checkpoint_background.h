@@ -50,7 +50,7 @@ static struct {
 
 static inline size_t background_copy_bytes(const Sharding *s) {
     size_t master = sizeof(floatX) < sizeof(real) ? sizeof(real) : 0;
-    return s->owned * (sizeof(floatX) + sizeof(real) + master) + s->second * sizeof(real);
+    return s->owned * (sizeof(floatX) + sizeof(real) + master) + s->moment2_count * sizeof(real);
 }
 
 static inline bool background_open(const CheckpointBuffers *b) {
@@ -88,10 +88,10 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
 }
 
 // This rank's pieces of the second moments, in a model with tensors that Muon updates.
-static inline real *background_copy_second(char **to, const CheckpointBuffers *b) {
+static inline real *background_copy_moment2(char **to, const CheckpointBuffers *b) {
     CheckpointPart parts[CHECKPOINT_PARTS];
     real *begin = (real *)(void *)*to;
-    *to += b->sharding->second * sizeof(real);
+    *to += b->sharding->moment2_count * sizeof(real);
     checkpoint_optimizer_parts(b, parts);
     for (const Tensor *t = b->tensors->tensors; t < b->tensors->tensors + b->tensors->count; t++)
         for (RankRange r = sharding_ranges(b->sharding, t); checkpoint_next(&parts[1], b->sharding, t, &r);)
@@ -106,7 +106,7 @@ static inline CheckpointBuffers background_copy(const CheckpointBuffers *b) {
     bool compact = checkpoint_is_compact(b);
     c.copied = true;
     c.m = (real *)background_copy_part(&to, b->m, sizeof(real), b->sharding, compact);
-    c.v = b->tensors->muon ? background_copy_second(&to, b)
+    c.v = b->tensors->muon ? background_copy_moment2(&to, b)
                            : (real *)background_copy_part(&to, b->v, sizeof(real), b->sharding, compact);
     if (b->master) c.master = (real *)background_copy_part(&to, b->master, sizeof(real), b->sharding, compact);
     c.params =

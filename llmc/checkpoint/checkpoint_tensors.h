@@ -61,13 +61,13 @@ typedef struct {
     void *buffer;
     DType dtype; // in memory
     bool compact, on_host;
-    bool second; // second moments of a model with tensors that Muon updates (muon_plan.h)
+    bool moment2; // moment2 moments of a model with tensors that Muon updates (muon_plan.h)
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
 static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype, bool compact) {
     CheckpointPart p;
-    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = p.second = false;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = p.moment2 = false;
     return p;
 }
 static inline bool checkpoint_is_compact(const CheckpointBuffers *b) {
@@ -88,14 +88,14 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
     bool compact = checkpoint_is_compact(b);
     parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
     parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
-    parts[1].second = b->tensors->muon;
+    parts[1].moment2 = b->tensors->muon;
     if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
     for (int i = 0; i < n; i++) parts[i].on_host = b->copied;
     return n;
 }
 
-// Whether a part has the second moments of a Muon matrix: one number per row, or none.
-static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->second && t->muon; }
+// Whether a part has the moment2 moments of a Muon matrix: one number per row, or none.
+static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->moment2 && t->muon; }
 static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
     return !checkpoint_has_rows(p, t) || t->rows > 0;
 }
@@ -104,11 +104,11 @@ static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
 static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, const Tensor *t, RankRange *r) {
     if (checkpoint_has_rows(p, t)) {
         bool first = r->count == 0;
-        r->count = t->rows, r->at = t->second[0], r->compact_at = t->second[1];
+        r->count = t->rows, r->at = t->moment2_at[0], r->compact_at = t->moment2_at[1];
         return first && t->rows > 0;
     }
     if (!sharding_next(s, t, r)) return false;
-    if (p->second) r->at -= t->second[0], r->compact_at -= t->second[1];
+    if (p->moment2) r->at -= t->moment2_at[0], r->compact_at -= t->moment2_at[1];
     return true;
 }
 
@@ -247,7 +247,7 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
     for (int i = 0, spec = -1; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
-        const Sharding *pieces = p->second && !p->compact ? NULL : sharding;
+        const Sharding *pieces = p->moment2 && !p->compact ? NULL : sharding;
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
         if (!checkpoint_has(p, t)) continue;
         spec++;
@@ -262,7 +262,7 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
     }
     free(specs);
     for (int i = 0; sharding && i < part_count; i++)
-        if (!parts[i].compact && !parts[i].second)
+        if (!parts[i].compact && !parts[i].moment2)
             sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
 }
 

@@ -20,9 +20,9 @@ comm.h: communication between the ranks of a run.
 
   Operation memory. All ranks start the same operations in the same order; they run asynchronously, in that order. Here
   `ranks` is the size of a group, and `rank` is the place in it.
-    ticket = comm_reduce_scatter(bucket, piece, out, add, whole)
+    ticket = comm_reduce_scatter(bucket, piece, out, add, all_groups)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
-                                            piece `rank` of their buckets, in fp32; out may be that piece. whole: out is
+                                            piece `rank` of their buckets, in fp32; out may be that piece. all_groups: out is
                                             the sum over all groups, with the same bits in each group
     ticket = comm_all_gather(bucket, piece, piece_bytes)
                                             bucket [ranks][piece_bytes]: each rank provides piece [piece_bytes], which
@@ -33,7 +33,7 @@ comm.h: communication between the ranks of a run.
   backends  comm_mpi.h for operations on the CPU; comm_nccl.cuh for operations on GPUs; comm_single.h for a program
             built without the library, which rejects more than one rank
   traffic   each rank sends and receives (ranks-1)/ranks of a bucket in either collective; with
-            `whole` also twice (groups-1)/groups of a piece
+            `all_groups` also twice (groups-1)/groups of a piece
   faults    The watchdog detects ranks that have ended or hang. The backends report waits to it.
 */
 // clang-format on

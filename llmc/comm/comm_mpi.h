@@ -27,7 +27,7 @@ typedef struct {
     const void *mine; // this rank's part of a gather
     size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
-    bool add, whole;
+    bool add, all_groups;
 } CommOp;
 
 static struct {
@@ -112,7 +112,7 @@ static inline void comm_execute(const CommOp *op) {
     case COMM_REDUCE_SCATTER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
         comm_sum_group(op, type);
-        if (op->whole) comm_sum_groups(op->out, op->count, type);
+        if (op->all_groups) comm_sum_groups(op->out, op->count, type);
         return;
     case COMM_ALL_GATHER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
@@ -176,8 +176,8 @@ static inline void comm_wait(uint64_t ticket) {
     pthread_mutex_unlock(&comm_mpi.lock);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
-    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole};
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups) {
+    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, all_groups};
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.group_ranks * piece * sizeof(grad_t));
     return comm_enqueue(op);
 }

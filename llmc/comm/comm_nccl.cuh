@@ -232,7 +232,7 @@ template <int W> static __global__ void add_piece_kernel(size_t begin, size_t en
     store_fp32<W>(out + i, sum);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups) {
     static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
     assert(nccl.group && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
     uint64_t ticket = nccl_begin(main_stream);
@@ -240,7 +240,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
         ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.group, nccl.stream));
     if (add)
         LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
-    if (whole && nccl.across) NCCL_CHECK(ncclAllReduce(out, out, piece, ncclFloat, ncclSum, nccl.across, nccl.stream));
+    if (all_groups && nccl.across)
+        NCCL_CHECK(ncclAllReduce(out, out, piece, ncclFloat, ncclSum, nccl.across, nccl.stream));
     return nccl_end(ticket);
 }
 

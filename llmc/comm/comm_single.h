@@ -26,8 +26,8 @@ static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
 }
 static inline void comm_gather(void *all, const void *mine, size_t bytes) { memcpy(all, mine, bytes); }
 static inline void comm_broadcast(void *data, size_t bytes) { (void)data, (void)bytes; }
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
-    (void)bucket, (void)piece, (void)out, (void)add, (void)whole;
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups) {
+    (void)bucket, (void)piece, (void)out, (void)add, (void)all_groups;
     return 0;
 }
 static inline uint64_t comm_all_gather(void *bucket, const void *piece, size_t piece_bytes) {

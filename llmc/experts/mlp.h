@@ -101,7 +101,7 @@ static inline void router_count(RouterLosses *losses, const Mlp *layers, int N, 
     if (losses->E == 0) return;
     double rows = total_rows * (losses->L - losses->first);
     losses->balance = (real)(losses->aux_weight * losses->E / rows);
-    losses->squares = (real)(losses->z_weight / rows);
+    losses->row_z = (real)(losses->z_weight / rows);
     if (first) buffer_zero(losses->totals, router_all_totals(losses) * sizeof(real));
     for (int l = losses->first; l < losses->L; l++) {
         const MlpActivations *a = layers[l].a;
@@ -139,7 +139,7 @@ static inline void mlp_experts_backward(floatX *dx, Activation dbranch, Activati
     expert_combine(dx, m->expert_out, a->places, r, m->dims.width > 0);
     // expert_weights = router(x), and the two losses of the router
     router_backward(dx, m->drouter, m->dexpert_weights, x.data, m->router, a->router_logits, a->router_lse, a->experts,
-                    a->expert_weights, router_loads(losses, m->layer), losses->balance, losses->squares, r, add);
+                    a->expert_weights, router_loads(losses, m->layer), losses->balance, losses->row_z, r, add);
 }
 
 // dx =; the gradients of weights =, or with add +=

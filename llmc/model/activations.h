@@ -342,7 +342,7 @@ static inline void plan_count_bytes(ModelPlan *plan) {
     plan->params_bytes = params_count(plan) * sizeof(floatX);
     if (plan->purpose != FOR_TRAINING) return;
     plan->grads_bytes = grads_count(plan) * sizeof(grad_t);
-    plan->moments_bytes = (owned + plan->second_count) * sizeof(real);
+    plan->moments_bytes = (owned + plan->moment2_count) * sizeof(real);
     plan->master_bytes = sizeof(floatX) < sizeof(real) ? owned * sizeof(real) : 0;
     plan->directions_bytes = plan->tensors.muon ? plan->tensors.largest_layer * sizeof(floatX) : 0;
 }

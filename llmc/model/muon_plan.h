@@ -2,7 +2,7 @@
 muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), and the rank that orthogonalizes each of them.
 
   momentum   all tensors have it, where AdamW has its first moments, with the same sharding
-  second     moments of AdamW's tensors, without gaps for Muon's tensors, then for NorMuon one number for each row, on
+  moment2     moments of AdamW's tensors, without gaps for Muon's tensors, then for NorMuon one number for each row, on
              every rank; the numbers of a matrix are valid on its owner
   owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
 */
@@ -47,13 +47,13 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     Sharding *sharding = &plan->sharding;
     const bool rows = plan->optimizer == OPTIMIZER_NORMUON;
     size_t less[2] = {0, 0};
-    plan->second_count = sharding->level ? sharding->owned : list->buffer_count;
+    plan->moment2_count = sharding->level ? sharding->owned : list->buffer_count;
     list->muon = trains && plan->optimizer != OPTIMIZER_ADAMW;
     if (!list->muon) return;
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         size_t owned = 0;
         t->muon = t->row->optimizer != ADAMW;
-        memcpy(t->second, less, sizeof(less));
+        memcpy(t->moment2_at, less, sizeof(less));
         if (!t->muon) continue;
         for (RankRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) owned += r.count;
         less[0] += t->count / TENSOR_ALIGN * TENSOR_ALIGN; // other tensors keep their alignment
@@ -63,15 +63,15 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         if (!t->muon || !rows) continue;
         t->rows = t->shape[0];
-        for (int i = 0; i < 2; i++) t->second[i] = all[i], all[i] += t->rows;
+        for (int i = 0; i < 2; i++) t->moment2_at[i] = all[i], all[i] += t->rows;
     }
     for (int i = 0, end; i < list->count; i = end) {
         for (end = i + 1; end < list->count && list->tensors[end].layer == list->tensors[i].layer;) end++;
         muon_assign(plan, i, end);
     }
     tensors_join(list, &plan->config);
-    sharding->second = all[1];
-    plan->second_count = all[sharding->level > 0];
+    sharding->moment2_count = all[1];
+    plan->moment2_count = all[sharding->level > 0];
 }
 
 static inline size_t muon_plan_workspace_bytes(const ModelPlan *plan) {

@@ -81,11 +81,11 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
     for (int b = 0; b < count; b++)
         for (int i = 0; i < list->count; i++) {
             const Tensor *t = &list->tensors[i];
-            bool second = buffers[b].data == model->v;
-            size_t at = param_place(plan, t) - (second ? t->second[0] : 0);
+            bool moment2 = buffers[b].data == model->v;
+            size_t at = param_place(plan, t) - (moment2 ? t->moment2_at[0] : 0);
             const char *data = (const char *)buffers[b].data + at * buffers[b].element_bytes;
             if (params_two_layers(plan) && t->layer >= 0 && t->layer < list->L) continue;
-            if (second && t->muon) continue;
+            if (moment2 && t->muon) continue;
             hashes[b * list->count + i] = ranks_hash(data, t->count * buffers[b].element_bytes);
         }
     comm_gather(all, hashes, width * sizeof(uint64_t));

@@ -53,7 +53,7 @@ typedef struct {
     int *first;      // [groups+1]: the first bucket of each group
     size_t largest;  // elements of the largest bucket
     size_t owned;      // elements that each rank owns
-    size_t second;   // this rank's elements of second moments; Muon has fewer (muon.h)
+    size_t moment2_count;   // this rank's elements of moment2_count moments; Muon has fewer (muon.h)
 } Sharding;
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
@@ -72,7 +72,7 @@ static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t
     s.rank = r.rank % r.group, s.replicas = r.ranks / r.group;
     s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
-    s.owned = s.second = list->buffer_count / list->ranks;
+    s.owned = s.moment2_count = list->buffer_count / list->ranks;
     s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));
     size_t step = list->ranks * TENSOR_ALIGN;
     // with one rank, a group is one bucket

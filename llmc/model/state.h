@@ -50,11 +50,11 @@ typedef struct {
     floatX *directions; // Muon: directions of the matrices of a layer, in its layout; else NULL
     real *master;       // unrounded weights, with m's layout; params are rounded. NULL if floatX is as wide as real
     double *rank_sums;   // device memory of rank_squares: [buckets]
-    double *squares;    // [buckets][ranks]: sums of squares of the pieces of the summed gradients
+    double *grad_square_sums; // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step; // number in the update: the backward of micro-step 0 writes the gradients, the others add to them
-    bool reduce;    // this micro-step's backward sums the gradients over the ranks of a group
-    bool whole;     // and over all groups, in the last micro-step
-    Rates rates;    // factors of the rates in the next update
+    bool reduce; // this micro-step's backward sums the gradients over the ranks of a group
+    bool last_micro_step; // and over all groups, in the last micro-step
+    Rates rates; // factors of the rates in the next update
     // private to this file, but checkpoints read rank_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
@@ -102,7 +102,7 @@ static inline void state_alloc(ModelState *s, const ModelPlan *plan, const Model
     s->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     s->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     s->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
-    s->squares = (double *)checked_calloc((size_t)plan->sharding.count * plan->sharding.ranks, sizeof(double));
+    s->grad_square_sums = (double *)checked_calloc((size_t)plan->sharding.count * plan->sharding.ranks, sizeof(double));
     s->held[0] = s->held[1] = -1;
     s->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
     if (plan->purpose == FOR_TRAINING) {
@@ -111,7 +111,7 @@ static inline void state_alloc(ModelState *s, const ModelPlan *plan, const Model
         if (grads_two_layers(plan)) s->rank_grads = s->grads + grads_groups_count(plan);
         if (params_two_layers(plan)) s->rank_params = s->params + group_places_count(&plan->tensors, true);
         s->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
-        s->v = s->m + (plan->moments_bytes / sizeof(real) - plan->second_count);
+        s->v = s->m + (plan->moments_bytes / sizeof(real) - plan->moment2_count);
         if (plan->directions_bytes) s->directions = (floatX *)buffer_alloc(plan->directions_bytes, "directions (Muon)");
         if (plan->master_bytes) s->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
@@ -128,7 +128,7 @@ static inline void state_free(ModelState *s, bool owns_params) {
     free(s->group_grads);
     free(s->reduced);
     free(s->gathered);
-    free(s->squares);
+    free(s->grad_square_sums);
     memset(s, 0, sizeof(*s));
 }
 
@@ -193,7 +193,7 @@ static inline void follow_forward(ModelState *s) {
 static inline void grads_begin(ModelState *s, int micro, bool last) {
     s->micro_step = micro;
     s->reduce = comm_ranks() > 1 && (last || s->rank_grads);
-    s->whole = last;
+    s->last_micro_step = last;
 }
 
 // Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and rank_grads sums
@@ -241,7 +241,7 @@ static inline void grads_close(ModelState *s, int l) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = s->group_grads[group] + (b->begin - s->plan->tensors.group_offset[group]);
         bool add = s->rank_grads && s->micro_step > 0;
-        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, rank_bucket(s, b), add, s->whole);
+        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, rank_bucket(s, b), add, s->last_micro_step);
         if (sharding->level == 0)
             s->reduced[group] = comm_all_gather(bucket, rank_bucket(s, b), b->piece * sizeof(grad_t));
     }
@@ -263,7 +263,7 @@ static inline double squares_norm(const ModelState *s, int first, int last) {
     const Sharding *sharding = &s->plan->sharding;
     double sum = 0;
     for (int i = sharding->first[first] * sharding->ranks; i < sharding->first[last + 1] * sharding->ranks; i++)
-        sum += s->squares[i];
+        sum += s->grad_square_sums[i];
     return sqrt(sum);
 }
 
@@ -308,7 +308,7 @@ static inline bool rank_next(const ModelState *s, const Tensor *t, RankPiece *p)
     p->grads = s->rank_grads ? s->rank_grads + compact : s->grads + at;
     p->master = s->master ? s->master + compact : NULL;
     p->m = s->m + compact;
-    p->v = t->muon ? NULL : s->v + compact - t->second[s->plan->sharding.level > 0];
+    p->v = t->muon ? NULL : s->v + compact - t->moment2_at[s->plan->sharding.level > 0];
     p->direction = t->muon ? s->directions + (at - s->plan->tensors.group_offset[t->layer + 1]) : NULL;
     return true;
 }
@@ -328,7 +328,7 @@ static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
     for (int i = 0; i < plan->tensors.count; i++) {
         const Tensor *t = &plan->tensors.tensors[i];
         if (t->layer != l || !t->muon || t->owner != sharding->rank) continue;
-        muon_orthogonalize(steps + (t->offset - begin), t->rows ? s->v + t->second[level > 0] : NULL,
+        muon_orthogonalize(steps + (t->offset - begin), t->rows ? s->v + t->moment2_at[level > 0] : NULL,
                            s->directions + (t->offset - begin), (int)t->shape[0], (int)t->shape[1], beta2);
     }
     for (int i = sharding->first[group]; i < sharding->first[group + 1] && sharding->ranks > 1; i++) {

@@ -88,9 +88,9 @@ typedef struct {
     bool muon;   // updated by Muon: it has no second moments of elements
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row; else 0
-    size_t
-        second[2]; // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the
-                   // place of `rows`. AdamW's: by how much elements are earlier than in a buffer of first moments
+    // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the place of `rows`.
+    // AdamW's: by how much elements are earlier than in a buffer of first moments
+    size_t moment2_at[2];
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and buffers: layer by layer. Each group of tensors (before the

@@ -112,7 +112,7 @@ static inline void change_reset_moments(ModelState *s, const Tensor *t, RateRang
         if (p.v) buffer_zero(p.v, p.count * sizeof(real));
     }
     bool whole = range.begin <= t->offset && t->offset + t->count <= range.end;
-    if (t->rows && whole) buffer_zero(s->v + t->second[s->plan->sharding.level > 0], t->rows * sizeof(real));
+    if (t->rows && whole) buffer_zero(s->v + t->moment2_at[s->plan->sharding.level > 0], t->rows * sizeof(real));
 }
 
 static inline void changes_update(AppliedChanges *a, ModelState *s, int64_t step) {

@@ -35,7 +35,7 @@ static inline StepExchange step_exchange(ModelState *s, StepExchange self, doubl
         agreed.signal = max_int(agreed.signal, (int)theirs[1]);
         agreed.stage = min_int(agreed.stage, (int)theirs[3]);
         agreed.unread = agreed.unread || theirs[4] != 0;
-        for (int b = 0; b < count && q < pieces; b++) s->squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
+        for (int b = 0; b < count && q < pieces; b++) s->grad_square_sums[b * pieces + q] = theirs[AGREED_NUMBERS + b];
     }
     return agreed;
 }

@@ -84,15 +84,15 @@ static __global__ void muon_norm_kernel(float *factor, const float *squares, int
 }
 
 // NorMuon: squares become factors of the rows.
-static __global__ void muon_normalize_kernel(float *factor_of_all, float *squares, real *second, int rows, int columns,
+static __global__ void muon_normalize_kernel(float *factor_of_all, float *squares, real *row_v, int rows, int columns,
                                              float beta2, float rest2) {
     SHARED(float, memory, WARP);
     float sum = 0;
     for (int r = (int)threadIdx.x; r < rows; r += MUON_THREADS) {
-        float v = beta2 * second[r] + rest2 * (squares[r] / (float)columns), factor = 1 / (sqrtf(v) + 1e-10f);
+        float v = beta2 * row_v[r] + rest2 * (squares[r] / (float)columns), factor = 1 / (sqrtf(v) + 1e-10f);
         float size = sqrtf(squares[r]) * factor; // its square may exceed fp32 before this product
         sum += size * size;
-        second[r] = v;
+        row_v[r] = v;
         squares[r] = factor;
     }
     sum = block_sum(sum, memory);
@@ -139,7 +139,7 @@ static inline void muon_step(floatX *next, const floatX *X, floatX *A, floatX *P
     gemm(to_X, next, tall ? X : P, tall ? P : X); // P X
 }
 
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2) {
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2) {
     OPERATION();
     const int k = min_int(rows, columns), ld = muon_ld(columns);
     const size_t size = round_up((size_t)rows * ld, 64), square = round_up((size_t)k * muon_ld(k), 64);
@@ -157,9 +157,9 @@ static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x
         X = next, next = before;
     }
     float factor = 0.2f * sqrtf((float)max_int(rows, columns));
-    if (second) {
+    if (row_v) {
         LAUNCH(muon_squares_kernel, blocks, MUON_THREADS, 0, squares, X, rows, columns, ld);
-        LAUNCH(muon_normalize_kernel, 1, MUON_THREADS, 0, of_all, squares, second, rows, columns, (float)beta2,
+        LAUNCH(muon_normalize_kernel, 1, MUON_THREADS, 0, of_all, squares, row_v, rows, columns, (float)beta2,
                (float)(1 - beta2));
         LAUNCH((muon_copy_kernel<grad_t>), blocks, MUON_THREADS, 0, out, columns, X, ld, rows, columns, 1.0f, of_all,
                squares);

@@ -82,20 +82,20 @@ static inline void muon_step(real *next, const real *X, real *A, real *P, int ro
     else gemm(CblasNoTrans, CblasNoTrans, k, columns, k, 1, P, k, X, columns, 0, next, columns);   // P X
 }
 
-// Updates the second moments of the rows of X from their sums of squares, and replaces the sums by factors of the rows.
+// Updates the row_v moments of the rows of X from their sums of squares, and replaces the sums by factors of the rows.
 // Returns the factor of all rows.
-static inline double muon_normalize(double *squares, real *second, int rows, int columns, double beta2) {
+static inline double muon_normalize(double *squares, real *row_v, int rows, int columns, double beta2) {
     double total = 0;
     for (int r = 0; r < rows; r++) {
-        second[r] = (real)(beta2 * (double)second[r] + (1 - beta2) * squares[r] / columns);
-        double factor = 1 / (sqrt((double)second[r]) + 1e-10);
+        row_v[r] = (real)(beta2 * (double)row_v[r] + (1 - beta2) * squares[r] / columns);
+        double factor = 1 / (sqrt((double)row_v[r]) + 1e-10);
         total += squares[r] * factor * factor;
         squares[r] = factor;
     }
     return 0.2 * sqrt((double)rows * columns) / fmax(sqrt(total), 1e-7);
 }
 
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2) {
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2) {
     const size_t size = (size_t)rows * (size_t)columns;
     const int k = min_int(rows, columns);
     real *X = ops_workspace_take(muon_workspace_bytes(rows, columns)), *next = X + size, *A = next + size,
@@ -110,11 +110,11 @@ static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x
         X = next, next = before;
     }
     double factor = 0.2 * sqrt((double)max_int(rows, columns));
-    if (second) {
+    if (row_v) {
         muon_row_squares(squares, X, rows, columns);
-        factor = muon_normalize(squares, second, rows, columns, beta2);
+        factor = muon_normalize(squares, row_v, rows, columns, beta2);
     }
-    muon_copy_rows(out, X, rows, columns, factor, second ? squares : NULL);
+    muon_copy_rows(out, X, rows, columns, factor, row_v ? squares : NULL);
 }
 
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,

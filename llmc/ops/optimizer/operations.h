@@ -24,10 +24,10 @@ static inline double update_squares(const grad_t *grads, const real *m, const re
 //   m = momentum m + (1-momentum) g,  direction = momentum m + (1-momentum) g                     all (count)
 static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
                                   double momentum);
-// out = 0.2 sqrt(max(rows,columns)) O with O = orthogonal(x). NorMuon (second != NULL) updates one number per row,
-// second = beta2 second + (1-beta2) (mean square of the row of O), divides each row of O by sqrt(second), and scales O
-// back to its previous norm. x, out (rows,columns); second (rows); NULL: Muon
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2);
+// out = 0.2 sqrt(max(rows,columns)) O with O = orthogonal(x). NorMuon (row_v != NULL) updates one number per row,
+// row_v = beta2 row_v + (1-beta2) (mean square of the row of O), divides each row of O by sqrt(row_v), and scales O
+// back to its previous norm. x, out (rows,columns); row_v (rows); NULL: Muon
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2);
 static inline size_t muon_workspace_bytes(int rows, int columns);
 // w = (1 - lr weight_decay) w - lr step                                                            all (count)
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
