@@ -19,11 +19,12 @@ sizes. [] shapes are row-major.
 // clang-format off
 // The activations of a layer that its backward reads: type, name, elements, and the level of --recompute from which
 // they are recomputed. M has no type: it is an Activation, and its last column is the linear layer that reads it.
-// Elements: rows by columns by ..., row-major; a tensor without elements is NULL. For the MLP see MLP_ACTIVATIONS
-// (mlp.h).
+// Elements: rows by columns by ..., row-major; a tensor without elements is NULL, but in the chain heads, combined,
+// normed, attn_out it is an alias of the one before, and so is its gradient (layer_bind). For the MLP see
+// MLP_ACTIVATIONS (mlp.h).
 enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
 #define LAYER_ACTIVATIONS(A, M)                                                                                       \
-    M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_QKVG)                                                            \
+    M(norm1, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_QKVG)                                                             \
     A(real, rstd1, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
     /* rows [q | k | v | lambda | gate], q and k normalized and rotated */                                            \
     A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
@@ -36,19 +37,16 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* lists of block-sparse attention (SparseShape.lists) */                                                         \
     A(int, lists, (layer_sparse(c, l) ? N * d->NV * (layer_sparse(c, l) + 2) : 0), RECOMPUTE_BLOCK)                   \
     /* (N, OH); columns of fused in variants that project lambda from the input */                                    \
-    A(floatX, lambda, separate_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                                    \
-    /* heads after the subtraction: (N, OH, DV); in variants without noise heads, the same memory as heads */         \
-    M(combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                           \
-    /* combined after the norm; in variants without a norm, the same memory as combined */                            \
-    A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP)                                         \
+    A(floatX, lambda, separate_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK)                                               \
+    M(combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O) /* after the subtraction: (N, OH, DV) */  \
+    A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP) /* combined after the norm */           \
     A(real, rstd_sub, d->norm_width ? N * d->norm_count : 0, RECOMPUTE_NORMS_AND_MLP)                                 \
-    /* normed after the gate, input of o_proj: (N, NH*D); in variants without a gate, the same memory as normed */    \
+    /* normed after the gate, input of o_proj: (N, NH*D) */                                                           \
     M(attn_out, d->gate_width ? N * width : 0, RECOMPUTE_BLOCK, LINEAR_O)                                             \
     A(floatX, x_mid, N * C, RECOMPUTE_BLOCK)                  /* residual stream after attention */                   \
     M(norm2, N * C, RECOMPUTE_NORMS_AND_MLP, LINEAR_GATE_UP)                                                          \
     A(real, rstd2, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
-    /* residual stream after the MLP, the next block's input */                                                       \
-    A(floatX, x_out, N * C, RECOMPUTE_NEVER)
+    A(floatX, x_out, N * C, RECOMPUTE_NEVER) /* residual stream after the MLP, the next block's input */
 
 // The activations of the model: type, name, elements. M: an Activation; its last columns are the linear layer that
 // reads it, and whether the layer reads it as a gradient.
@@ -57,10 +55,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(int, targets, N)                                                                                            \
     /* for generation: position of the first row of each sequence */                                              \
     A(int, start_position, generates ? plan->B : 0)                                                               \
-    /* where the document of each input begins in its sequence */                                                 \
-    A(int, document_starts, generates ? 0 : N)                                                                    \
-    /* first rows of the documents, for attention_documents */                                                    \
-    A(int, documents, generates ? 0 : N + 1)                                                                      \
+    A(int, document_starts, generates ? 0 : N) /* where the document of each input begins in its sequence */      \
+    A(int, documents, generates ? 0 : N + 1) /* first rows of the documents, for attention_documents */           \
     /* [L][LINEAR_BLOCK_COUNT][2]: --matmul-dtype fp8: the largest magnitudes of x and dy */                      \
     A(absmax_t, maxima, plan->fp8 ? linear_max_count(plan) : 0)                                                   \
     A(real, losses, N)                                        /* summed over the micro-steps of an update */      \
