@@ -110,12 +110,9 @@ static void combined_forward(Model *model, int l, Rows rows) {
     }
     if (variant->sink)
         sink_forward(layer->heads, layer->lse, model->layers[l].sinks, rows.B, rows.T, dims->NQ, dims->DV);
-    if (pairs && t.shape.sparse.blocks)
-        sparse_diff_attention_forward(layer->combined, t.out, t.lse, t.q, t.k, t.v, layer->lambda, dims->lambda_ld,
-                                      t.shape, variant->factor);
-    else if (pairs)
-        diff_attention_forward(layer->combined, t.out, t.lse, t.q, t.k, t.v, layer->lambda, dims->lambda_ld, t.shape,
-                               variant->factor);
+    if (pairs)
+        (t.shape.sparse.blocks ? sparse_diff_attention_forward : diff_attention_forward)(
+            layer->combined, t.out, t.lse, t.q, t.k, t.v, layer->lambda, dims->lambda_ld, t.shape, variant->factor);
     else if (dims->groups.noise)
         diff_combine_forward(layer->combined, layer->heads, layer->lambda, rows.B * rows.T, dims->OH, dims->DV,
                              dims->lambda_ld, dims->groups, variant->factor);
@@ -541,9 +538,8 @@ static void model_gradients(void *self, const int *inputs, const int *targets, c
     model_micro_step((Model *)self, inputs, targets, document_starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
-    EvaluationModel m = {&model->plan,         &model->acts, &model->state,   &model->head, model,
-                         model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
-    return m;
+    return (EvaluationModel){&model->plan,         &model->acts, &model->state,   &model->head, model,
+                             model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
 }
 
 static const GenerationModel *generation_model(Model *model) {
@@ -615,9 +611,9 @@ static void run_gather_step_facts(Run *run, StepResult *result) {
 static double run_measure_update(Run *run, StepResult *result) {
     const Options *o = &run->options;
     TrainerState *s = &run->trainer;
-    bool stats = o->out && stats_due(o, s->step);
+    bool log_stats = o->out && stats_due(o, s->step);
     double norm_limit = changes_norm(&run->changes, s->step);
-    result->measured = result->decision.apply && (stats || norm_limit < INFINITY);
+    result->measured = result->decision.apply && (log_stats || norm_limit < INFINITY);
     if (!result->measured) return 1;
     ops_wait();
     double start = now_seconds();
@@ -625,7 +621,7 @@ static double run_measure_update(Run *run, StepResult *result) {
         update_norm_by_group(run->update_squares, &run->model.state, o, clip_factor(result->grad_norm, o->grad_clip),
                              result->lr, s->updates + 1);
     result->update_scale = fmin(1, norm_limit / result->update_norm);
-    if (stats) run->model.stats_seconds += now_seconds() - start;
+    if (log_stats) run->model.stats_seconds += now_seconds() - start;
     return result->update_scale;
 }
 
@@ -750,11 +746,9 @@ static void run_measure(Run *run) {
     TrainerState *s = &run->trainer;
     s->measurement_due = false;
     if (validation_due(&run->options, s->step)) run_log_validation(run);
-    if (!sample_due(&run->options, s->step)) return;
-    if (run->stop) {
-        s->measurement_due = true;
-        return;
-    }
+    bool due = sample_due(&run->options, s->step);
+    if (due && run->stop) s->measurement_due = true;
+    if (!due || run->stop) return;
     run_print_sample(run);
     double largest[2] = {(double)stop_signal_read(), (double)s->measurement_due};
     stop_agree_largest(run->agreed, largest); // the other ranks wait for rank 0
@@ -884,8 +878,8 @@ static void run_alloc(Run *run) {
     ops_init(plan->workspace_bytes);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * step_exchange_count(plan), sizeof(double));
-    bool stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
-    if (stats && is_rank0()) run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
+    bool log_stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
+    if (log_stats && is_rank0()) run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
     run->update_squares = (double *)checked_calloc(plan->sharding.groups, sizeof(double));
     run_set_batch(run);
 }
@@ -895,13 +889,12 @@ static void run_load(Run *run, const Resume *resume) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
     TrainerState *s = &run->trainer;
-    Checkpointer checkpointer = {
-        o, s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0, false, 0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
     bool trains = run->mode == MODE_TRAIN, resumes = trains && resume->state;
     if (trains && o->out) checkpoint_check_size(&buffers);
-    run->checkpointer = checkpointer;
+    run->checkpointer = (Checkpointer){
+        o, s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0, false, 0};
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
