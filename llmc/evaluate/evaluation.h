@@ -77,12 +77,12 @@ static inline void report_by_frequency(const LossTable *tokens, cJSON *json) {
 static inline void recall_classify(const EvaluationModel *m, RecallScore *score, const int *tokens, int sequences,
                                    RecallCell cell, floatX *rows, float *logits) {
     const ModelPlan *p = m->plan;
-    const Activations *a = m->acts;
+    const Activations *acts = m->acts;
     int T = recall_length(cell), C = p->config.C, V = p->config.V, N = sequences * T;
     for (int n = 0; n < N; n += p->logit_rows) {
         int count = min_int(p->logit_rows, N - n);
-        linear_forward(a->logits, activation(a->norm_final + (size_t)n * C, NULL), m->head, count);
-        buffer_download(rows, a->logits, (size_t)count * p->Vp * sizeof(floatX));
+        linear_forward(acts->logits, activation(acts->norm_final + (size_t)n * C, NULL), m->head, count);
+        buffer_download(rows, acts->logits, (size_t)count * p->Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;
             if (row < 0 || row >= count) continue;

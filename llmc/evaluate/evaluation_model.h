@@ -29,10 +29,10 @@ typedef struct {
 static inline bool measurement_ends(const EvaluationModel *m) { return m->abandons && m->abandons(m->agreement); }
 
 // The sum of the losses of N rows.
-static inline double loss_sum(const Activations *a, int N) {
+static inline double loss_sum(const Activations *acts, int N) {
     real *losses = (real *)checked_calloc(N, sizeof(real));
     double sum = 0;
-    buffer_download(losses, a->losses, (size_t)N * sizeof(real));
+    buffer_download(losses, acts->losses, (size_t)N * sizeof(real));
     for (int n = 0; n < N; n++) sum += (double)losses[n];
     free(losses);
     return sum;

@@ -38,27 +38,27 @@ static inline void row_to_front(floatX *x, int from, int C) {
 static inline void generation_prefill(const void *model, int sequence, const int *tokens, int count, float *logits) {
     const GenerationModel *m = (const GenerationModel *)model;
     const ModelConfig *c = &m->plan->config;
-    const Activations *a = m->acts;
+    const Activations *acts = m->acts;
     int lower = c->yoco ? yoco_layer(c) : c->L, last = 0;
     assert(count > 0 && count <= m->plan->T && sequence < m->plan->B);
     for (int first = 0; first < count; first += PREFILL_ROWS) {
         Rows r = {1, min_int(PREFILL_ROWS, count - first), first, sequence};
-        buffer_upload(a->inputs, tokens + first, (size_t)r.T * sizeof(int));
-        buffer_upload(a->start_position, &first, sizeof(int));
+        buffer_upload(acts->inputs, tokens + first, (size_t)r.T * sizeof(int));
+        buffer_upload(acts->start_position, &first, sizeof(int));
         m->embed(m->model, r.T);
         m->layers(m->model, 0, lower, r, NULL, NULL);
         last = r.T - 1;
     }
     if (c->yoco) {
         Rows r = {1, 1, count - 1, sequence};
-        row_to_front(a->layers[lower - 1].x_out, last, c->C);
-        row_to_front(a->layers[lower].norm1.data, last, c->C);
-        row_to_front(a->kv, last, m->plan->cross_dims.kv_ld);
-        buffer_upload(a->start_position, &r.start_position, sizeof(int));
+        row_to_front(acts->layers[lower - 1].x_out, last, c->C);
+        row_to_front(acts->layers[lower].norm1.data, last, c->C);
+        row_to_front(acts->kv, last, m->plan->cross_dims.kv_ld);
+        buffer_upload(acts->start_position, &r.start_position, sizeof(int));
         m->layers(m->model, lower, c->L, r, NULL, NULL);
         last = 0;
     }
-    generation_logits(m, a->norm_final + (size_t)last * c->C, 1, logits);
+    generation_logits(m, acts->norm_final + (size_t)last * c->C, 1, logits);
 }
 
 static inline void generation_decode(const void *model, const int *tokens, const int *first, int B, float *logits) {

@@ -26,17 +26,17 @@ typedef struct {
 
 // The statistics of layer l after a forward of B sequences of T positions.
 static inline LayerStats layer_stats(const ModelPlan *plan, const Activations *acts, int l, int B, int T) {
-    const LayerActivations *a = &acts->layers[l];
+    const LayerActivations *layer = &acts->layers[l];
     const AttentionDims *d = plan_dims(plan, l);
     const AttentionVariant *variant = plan->config.attention;
     AttentionTensors t = attention_tensors(plan, acts, l, 0, B, T, 0);
     int N = B * T;
     LayerStats stats;
-    stats.lambda = d->groups.noise ? lambda_mean(a->lambda, N, d->OH, d->lambda_ld, variant->factor) : NAN;
-    stats.context_rms = rms_mean(a->attn_out.data, N, d->OH, d->DV, d->OH * d->DV);
-    stats.attention = attention_stats(t.q, t.k, t.lse, a->lambda, t.shape, variant->key_sets, d->lambda_ld, d->groups,
-                                      variant->factor);
-    stats.residual_max = magnitude_max(a->x_out, N, plan->config.C);
+    stats.lambda = d->groups.noise ? lambda_mean(layer->lambda, N, d->OH, d->lambda_ld, variant->factor) : NAN;
+    stats.context_rms = rms_mean(layer->attn_out.data, N, d->OH, d->DV, d->OH * d->DV);
+    stats.attention = attention_stats(t.q, t.k, t.lse, layer->lambda, t.shape, variant->key_sets, d->lambda_ld,
+                                      d->groups, variant->factor);
+    stats.residual_max = magnitude_max(layer->x_out, N, plan->config.C);
     return stats;
 }
 

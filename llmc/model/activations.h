@@ -163,21 +163,21 @@ static inline void *layer_carve(Arena *arena, const ModelPlan *plan, Recompute l
 }
 
 // Allocates the cache of layer l; with YOCO the layers of the upper half share one.
-static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
-    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].kv;
+static inline floatX *layer_carve_cache(const Activations *acts, const ModelPlan *plan, int l, Arena *arena) {
+    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return acts->layers[l - 1].kv;
     size_t bytes = (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows * sizeof(floatX);
     arena->cached += round_up(bytes, 256);
     return (floatX *)carve(arena, bytes);
 }
-static inline real *layer_carve_means(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
-    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].means;
+static inline real *layer_carve_means(const Activations *acts, const ModelPlan *plan, int l, Arena *arena) {
+    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return acts->layers[l - 1].means;
     size_t bytes = plan->B * sparse_means_count(plan, l) * sizeof(real);
     arena->cached += round_up(bytes, 256);
     return (real *)carve(arena, bytes);
 }
 
 // Lays the activations of the model out in the arena.
-static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
+static inline void activations_carve(Activations *acts, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
     size_t N = (size_t)plan->rows, C = (size_t)c->C, R = N * (size_t)c->K, FE = (size_t)c->FE;
@@ -193,88 +193,88 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
 #undef MEASURED_MEMBER
     } shared;
     memset(&shared, 0, sizeof(shared));
-#define CARVE(type, name, elements) a->name = (type *)carve(arena, (elements) * sizeof(type));
-#define CARVE_MEASURED(name, elements, linear, gradient)                      \
-    a->name = activation((floatX *)carve(arena, (elements) * sizeof(floatX)), \
-                         linear_max(plan, a->maxima, linear, yoco_layer(c), gradient));
+#define CARVE(type, name, elements) acts->name = (type *)carve(arena, (elements) * sizeof(type));
+#define CARVE_MEASURED(name, elements, linear, gradient)                         \
+    acts->name = activation((floatX *)carve(arena, (elements) * sizeof(floatX)), \
+                            linear_max(plan, acts->maxima, linear, yoco_layer(c), gradient));
     ACTIVATIONS(CARVE, CARVE_MEASURED)
 #undef CARVE
 #undef CARVE_MEASURED
     for (int l = 0; l < c->L; l++) {
-        LayerActivations *layer = &a->layers[l];
+        LayerActivations *layer = &acts->layers[l];
         MlpDims mlp = mlp_dims(c, l);
         d = plan_dims(plan, l);
 #define CARVE_AT(type, name, elements, level) \
     (type *)layer_carve(arena, plan, (Recompute)(level), (elements) * sizeof(type), &shared.name)
 #define CARVE(type, name, elements, level) layer->name = CARVE_AT(type, name, elements, level);
 #define CARVE_MEASURED(name, elements, level, linear) \
-    layer->name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, a->maxima, linear, l, 0));
+    layer->name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, acts->maxima, linear, l, 0));
         LAYER_ACTIVATIONS(CARVE, CARVE_MEASURED)
 #undef CARVE
 #undef CARVE_MEASURED
 #define CARVE(type, name, elements, level) layer->mlp.name = CARVE_AT(type, name, elements, level);
 #define CARVE_MEASURED(name, elements, level, linear) \
-    layer->mlp.name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, a->maxima, linear, l, 0));
+    layer->mlp.name = activation(CARVE_AT(floatX, name, elements, level), linear_max(plan, acts->maxima, linear, l, 0));
         MLP_ACTIVATIONS(CARVE, CARVE_MEASURED)
 #undef CARVE
 #undef CARVE_MEASURED
 #undef CARVE_AT
-        layer->kv = generates ? layer_carve_cache(a, plan, l, arena) : layer_cross(c, l) ? a->kv : layer->fused;
-        layer->means = generates ? layer_carve_means(a, plan, l, arena) : a->block_means;
+        layer->kv = generates ? layer_carve_cache(acts, plan, l, arena) : layer_cross(c, l) ? acts->kv : layer->fused;
+        layer->means = generates ? layer_carve_means(acts, plan, l, arena) : acts->block_means;
     }
 }
 
 // Sets pointers into memory of other activations: the layer's input, columns of rows, outputs of operations that the
 // variant does not have (the output is then the input), and gradients.
-static inline void layer_bind(const Activations *g, const ModelPlan *plan, int l) {
+static inline void layer_bind(const Activations *acts, const ModelPlan *plan, int l) {
     const AttentionDims *d = plan_dims(plan, l);
-    LayerActivations *a = &g->layers[l];
+    LayerActivations *layer = &acts->layers[l];
     int L = plan->config.L, yoco = yoco_layer(&plan->config);
     bool last = l == L - 1;
-    a->x = l ? g->layers[l - 1].x_out : g->embedded;
-    a->q = a->fused;
-    a->k = d->k_rows ? a->fused + d->k_at : NULL;
-    a->k_kept = a->qk ? a->qk + d->q_rows : NULL;
-    a->gate = a->fused + d->gate_at;
-    if (!a->lambda) a->lambda = a->fused + d->lambda_at;
-    if (!d->groups.noise) a->combined.data = a->heads;
-    if (!a->normed) a->normed = a->combined.data;
-    if (!a->attn_out.data) a->attn_out.data = a->normed;
-    if (!d->groups.noise || a->attn_out.data != a->combined.data) a->combined.max = NULL;
-    a->norm_next = last ? activation(g->norm_final, NULL) : g->layers[l + 1].norm1;
-    a->rstd_next = last ? g->rstd_final : g->layers[l + 1].rstd1;
+    layer->x = l ? acts->layers[l - 1].x_out : acts->embedded;
+    layer->q = layer->fused;
+    layer->k = d->k_rows ? layer->fused + d->k_at : NULL;
+    layer->k_kept = layer->qk ? layer->qk + d->q_rows : NULL;
+    layer->gate = layer->fused + d->gate_at;
+    if (!layer->lambda) layer->lambda = layer->fused + d->lambda_at;
+    if (!d->groups.noise) layer->combined.data = layer->heads;
+    if (!layer->normed) layer->normed = layer->combined.data;
+    if (!layer->attn_out.data) layer->attn_out.data = layer->normed;
+    if (!d->groups.noise || layer->attn_out.data != layer->combined.data) layer->combined.max = NULL;
+    layer->norm_next = last ? activation(acts->norm_final, NULL) : acts->layers[l + 1].norm1;
+    layer->rstd_next = last ? acts->rstd_final : acts->layers[l + 1].rstd1;
     if (plan->purpose != FOR_TRAINING) return;
-    a->dx_in = activation(g->dx, l == yoco ? NULL : linear_max(plan, g->maxima, LINEAR_DOWN, l - 1, 1));
-    a->dx_mid = activation(g->dx, linear_max(plan, g->maxima, LINEAR_O, l, 1));
-    a->dx_out = activation(g->dx, linear_max(plan, g->maxima, LINEAR_DOWN, l, 1));
-    a->dfused = activation(g->dfused, linear_max(plan, g->maxima, LINEAR_QKVG, l, 1));
-    a->dk = g->dfused + d->k_at;
-    a->dgate = g->dfused + d->gate_at;
-    a->dlambda = g->dlambda ? g->dlambda : g->dfused + d->lambda_at;
+    layer->dx_in = activation(acts->dx, l == yoco ? NULL : linear_max(plan, acts->maxima, LINEAR_DOWN, l - 1, 1));
+    layer->dx_mid = activation(acts->dx, linear_max(plan, acts->maxima, LINEAR_O, l, 1));
+    layer->dx_out = activation(acts->dx, linear_max(plan, acts->maxima, LINEAR_DOWN, l, 1));
+    layer->dfused = activation(acts->dfused, linear_max(plan, acts->maxima, LINEAR_QKVG, l, 1));
+    layer->dk = acts->dfused + d->k_at;
+    layer->dgate = acts->dfused + d->gate_at;
+    layer->dlambda = acts->dlambda ? acts->dlambda : acts->dfused + d->lambda_at;
 }
 
 // Allocates the activations of a plan, and fills the table of rotations. Returns their memory.
-static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
+static inline char *activations_alloc(Activations *acts, const ModelPlan *plan) {
     char *memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {memory, 0, 0};
-    a->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
-    a->first_key = NULL;
-    activations_carve(a, plan, &arena);
-    if (!a->dcombined) a->dcombined = a->dheads;
-    if (!a->dnormed) a->dnormed = a->dcombined;
-    if (!a->dattn_out) a->dattn_out = a->dnormed;
-    for (int l = 0; l < plan->config.L; l++) layer_bind(a, plan, l);
+    acts->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
+    acts->first_key = NULL;
+    activations_carve(acts, plan, &arena);
+    if (!acts->dcombined) acts->dcombined = acts->dheads;
+    if (!acts->dnormed) acts->dnormed = acts->dcombined;
+    if (!acts->dattn_out) acts->dattn_out = acts->dnormed;
+    for (int l = 0; l < plan->config.L; l++) layer_bind(acts, plan, l);
     size_t count = (size_t)plan->config.T * plan->dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
     rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
-    buffer_upload(a->rope, table, count * sizeof(real));
+    buffer_upload(acts->rope, table, count * sizeof(real));
     free(table);
     return memory;
 }
 
 // Clears the maxima that the operations of a forward and its backward find. Called before the forward.
-static inline void activations_begin(const Activations *a, const ModelPlan *plan) {
-    if (a->maxima) buffer_zero(a->maxima, linear_max_count(plan) * sizeof(absmax_t));
+static inline void activations_begin(const Activations *acts, const ModelPlan *plan) {
+    if (acts->maxima) buffer_zero(acts->maxima, linear_max_count(plan) * sizeof(absmax_t));
 }
 
 // The rows of a forward: T rows of each of B sequences. Training and evaluation run whole sequences. A model for
@@ -293,19 +293,19 @@ typedef struct {
     floatX *dout, *dq, *dk, *dv; // NULL without a backward; dout is also NULL if diff_attention keeps only noise heads
 } AttentionTensors;
 
-static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Activations *g, int l, int set, int B,
+static inline AttentionTensors attention_tensors(const ModelPlan *plan, const Activations *acts, int l, int set, int B,
                                                  int T, int query_offset) {
-    const LayerActivations *a = &g->layers[l];
+    const LayerActivations *layer = &acts->layers[l];
     KeySet s = key_set(plan, l, set, B, T, query_offset);
-    AttentionTensors t = {
-        s.shape, a->heads + s.out, a->fused + s.q, a->kv + s.k, a->kv + s.v, a->lse + s.lse, NULL, NULL, NULL, NULL};
-    t.shape.rope = g->rope;
-    t.shape.first_key = g->first_key;
-    t.shape.sparse.lists = a->lists;
+    AttentionTensors t;
+    memset(&t, 0, sizeof(t));
+    t.shape = s.shape, t.shape.rope = acts->rope, t.shape.first_key = acts->first_key;
+    t.shape.sparse.lists = layer->lists, t.out = layer->heads + s.out, t.lse = layer->lse + s.lse;
+    t.q = layer->fused + s.q, t.k = layer->kv + s.k, t.v = layer->kv + s.v;
     if (plan->purpose != FOR_TRAINING) return t;
-    floatX *dkv = layer_cross(&plan->config, l) ? g->dkv.data : g->dfused;
-    t.dout = g->dheads ? g->dheads + s.out : NULL;
-    t.dq = g->dfused + s.q, t.dk = dkv + s.k, t.dv = dkv + s.v;
+    floatX *dkv = layer_cross(&plan->config, l) ? acts->dkv.data : acts->dfused;
+    t.dout = acts->dheads ? acts->dheads + s.out : NULL;
+    t.dq = acts->dfused + s.q, t.dk = dkv + s.k, t.dv = dkv + s.v;
     return t;
 }
 
