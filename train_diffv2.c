@@ -292,10 +292,11 @@ static void combined_backward(Model *model, int l, int B, int T) {
     }
     // combined = signal head - s(lambda) * noise head
     if (dims->groups.noise)
-        diff_combine_backward(acts->dheads, layer->dlambda, acts->dcombined, layer->heads, layer->lambda, B * T, dims->OH, dims->DV,
-                              dims->lambda_ld, dims->groups, variant->factor);
+        diff_combine_backward(acts->dheads, layer->dlambda, acts->dcombined, layer->heads, layer->lambda, B * T,
+                              dims->OH, dims->DV, dims->lambda_ld, dims->groups, variant->factor);
     // heads *= exp(lse) / (exp(lse) + exp(sink)); attention_backward reads the lse that includes the sink
-    if (variant->sink == SINK_LEARNED) sink_backward(p->dsinks, acts->dheads, layer->heads, layer->lse, p->sinks, B, T, dims->NQ, dims->DV);
+    if (variant->sink == SINK_LEARNED)
+        sink_backward(p->dsinks, acts->dheads, layer->heads, layer->lse, p->sinks, B, T, dims->NQ, dims->DV);
     // heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         t = attention_tensors(&model->plan, acts, l, set, B, T, 0);
@@ -437,8 +438,8 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
 }
 
 // Runs one micro-step of an update over total_rows rows: adds its part of the gradient of the mean loss of all rows.
-static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *document_starts, int B, int T,
-                             double total_rows) {
+static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *document_starts, int B,
+                             int T, double total_rows) {
     ModelState *state = &model->state;
     model_read_batch(model, inputs, targets, document_starts, B * T);
     watch_stage(STAGE_FORWARD);
@@ -562,14 +563,14 @@ typedef struct {
     Inputs data;
     Log log; // open on rank 0 with --out
     Checkpointer checkpointer;
-    double start_loss; // set by divergence_start
-    int stop; // the signal that a rank had received at the last agreement; 0: none
+    double start_loss;                       // set by divergence_start
+    int stop;                                // the signal that a rank had received at the last agreement; 0: none
     StopAgreement agreement;                 // during the measurement
     double *agreed;                          // [ranks + 1][step_exchange_count]
     int micro_steps;                         // per update
     int *inputs, *targets, *document_starts; // (B, T) on the host; document_starts: or NULL
-    LayerStats *stats; // [L]: statistics of the last micro-step of a step that logs them; or NULL
-    double *update_squares; // [groups]: sums of squares of the last update that was measured
+    LayerStats *stats;                       // [L]: statistics of the last micro-step of a step that logs them; or NULL
+    double *update_squares;                  // [groups]: sums of squares of the last update that was measured
     AppliedChanges changes;                  // --change
     Peak peak;
 } Run;

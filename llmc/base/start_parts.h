@@ -1,9 +1,9 @@
 /*
-start_parts.h: how long each part of a start takes, for run.json. It ends when run.json is written; the first step
-has its time in the log.
+start_parts.h: how long each part of a start takes, for run.json. The start ends when run.json is written; the time of
+the first step is in the log.
 
-  const char *start_part(name)    begins a part, and returns the one that it interrupts or ends; seconds of a name add
-                                  up
+  const char *start_part(name)    begins a part, and returns the part that it interrupts or ends; seconds of a name
+                                  add up
 */
 #pragma once
 #include "common.h"

@@ -61,7 +61,7 @@ typedef struct {
     void *buffer;
     DType dtype; // in memory
     bool compact, on_host;
-    bool moment2; // moment2 moments of a model with tensors that Muon updates (muon_plan.h)
+    bool moment2; // second moments of a model with tensors that Muon updates (muon_plan.h)
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
@@ -94,7 +94,7 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
     return n;
 }
 
-// Whether a part has the moment2 moments of a Muon matrix: one number per row, or none.
+// Whether a part has the second moments of a Muon matrix: one number per row, or none.
 static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->moment2 && t->muon; }
 static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
     return !checkpoint_has_rows(p, t) || t->rows > 0;

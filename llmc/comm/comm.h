@@ -22,8 +22,8 @@ comm.h: communication between the ranks of a run.
   `ranks` is the size of a group, and `rank` is the place in it.
     ticket = comm_reduce_scatter(bucket, piece, out, add, all_groups)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
-                                            piece `rank` of their buckets, in fp32; out may be that piece. all_groups: out is
-                                            the sum over all groups, with the same bits in each group
+                                            piece `rank` of their buckets, in fp32; out may be that piece.
+                                            all_groups: out is the sum over all groups, with the same bits in each group
     ticket = comm_all_gather(bucket, piece, piece_bytes)
                                             bucket [ranks][piece_bytes]: each rank provides piece [piece_bytes], which
                                             may be in the bucket

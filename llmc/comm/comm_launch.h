@@ -20,9 +20,9 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
   MPI       Rank 0 draws a random identity and broadcasts the path; the roots broadcast their data. Without --rendezvous
             and --out the directory is in TMPDIR or /tmp, which serves one machine.
   srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Each other
-            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait. Files
-            have mode 0600 and appear complete, by a rename; a file of another user is refused. Before they look for a
-            file, ranks open its parent, so that a network file system asks its server.
+            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait.
+            Files have mode 0600 and appear complete, by a rename; a file of another user is refused. Before they look
+            for a file, ranks open its parent, so that a network file system asks its server.
 */
 // clang-format on
 #pragma once

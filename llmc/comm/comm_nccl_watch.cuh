@@ -38,7 +38,7 @@ static struct {
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
     grad_t *received;           // [piece]: --zero 2 and 3
     size_t received_bytes;
-    size_t device_bytes;            // device memory that NCCL uses
+    size_t device_bytes;         // device memory that NCCL uses
     bool measured;               // device_bytes includes all connections
     bool inside, stop;           // the main thread is in an NCCL call; the thread must end
     uint64_t calls, calls_count; // calls of the main thread, and the number that the thread has seen

@@ -270,7 +270,7 @@ static inline void watch_finish(int status, bool in_order) {
     bool ended = in_order;
     int absent = !in_order;
     watch.self.status = status & 0xFF; // as the system does
-    watch_write(watch.file);          // even if the directory is gone
+    watch_write(watch.file);           // even if the directory is gone
     if (watch.rank != 0 && !in_order && !watch.reports) watch_await_rank_0();
     if (watch.rank != 0 && (in_order || !watch.reports)) return;
     for (double until = now_seconds() + 1; (!ended || absent) && now_seconds() < until; usleep(20000)) {

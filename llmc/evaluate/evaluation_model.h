@@ -15,7 +15,7 @@ typedef struct {
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.
     void (*forward)(void *model, const int *tokens, int B, int T, LayerVisit visit, void *data);
-    // Adds the losses of a batch to acts->losses. starts: starts of documents, or NULL.
+    // Adds the losses of a batch to acts->losses. document_starts: or NULL.
     void (*losses)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T);
     // Also computes the gradients of the sum of losses / total_rows.
     void (*gradients)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T,

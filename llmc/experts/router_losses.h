@@ -19,7 +19,7 @@ typedef struct {
     double aux_weight, z_weight; // weights of the losses in the minimized sum
     double bias_rate;            // rate of the bias; 0: it does not change
     double aux, z;               // their values in the last update, without the weights
-    real balance, row_z;       // weights of the losses per row, for router_backward
+    real balance, row_z;         // weights of the losses per row, for router_backward
     int first, L, E, K;          // layers first .. L-1 have routers; E 0: no layer has one
     real *totals;                // (L, 2E+1): totals of router_totals over the micro-steps of an update
     real *loads;                 // (L, E): tokens of each expert, summed over ranks and over the micro-steps so far

@@ -281,8 +281,8 @@ static inline void activations_begin(const Activations *acts, const ModelPlan *p
 // generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
 typedef struct {
     int B, T;
-    int start_position;    // generation: position of the start_position row of the piece
-    int sequence; // generation: the sequence's place in the caches
+    int start_position; // generation: position of the first row of the piece
+    int sequence;       // generation: the sequence's place in the caches
 } Rows;
 
 // What the attention of one key set of a layer reads and writes. The backward of attention includes rope_backward.

@@ -48,7 +48,7 @@ typedef struct {
     Purpose purpose;
     Recompute recompute;
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t moment2_count;          // elements of the second moments: all tensors, or from level 1 on this rank's
+    size_t moment2_count;         // elements of the second moments: all tensors, or from level 1 on this rank's
     size_t directions_bytes;      // Muon: the directions of a layer
     size_t copies_bytes;          // rounded copies of the weights of the layers, then of the LM head
     size_t copy_at[LINEAR_COUNT]; // a layer's copies begin here in layer_copies_bytes; the LM head's in copies_bytes

@@ -49,11 +49,11 @@ typedef struct {
     int rank, ranks, level;
     int replicas; // groups of ranks that each have the whole state; the run has ranks * replicas
     int count, groups;
-    Bucket *buckets; // [count], in the order of the buffers
-    int *first;      // [groups+1]: the first bucket of each group
-    size_t largest;  // elements of the largest bucket
-    size_t owned;      // elements that each rank owns
-    size_t moment2_count;   // this rank's elements of moment2_count moments; Muon has fewer (muon.h)
+    Bucket *buckets;      // [count], in the order of the buffers
+    int *first;           // [groups+1]: the first bucket of each group
+    size_t largest;       // elements of the largest bucket
+    size_t owned;         // elements that each rank owns
+    size_t moment2_count; // this rank's elements of second moments; Muon has fewer (muon.h)
 } Sharding;
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;

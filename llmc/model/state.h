@@ -49,17 +49,17 @@ typedef struct {
     real *m, *v;        // moments of Adam; from --zero 1 on only this rank's own pieces. Muon: muon_plan.h
     floatX *directions; // Muon: directions of the matrices of a layer, in its layout; else NULL
     real *master;       // unrounded weights, with m's layout; params are rounded. NULL if floatX is as wide as real
-    double *rank_sums;   // device memory of rank_squares: [buckets]
+    double *rank_sums;  // device memory of rank_squares: [buckets]
     double *grad_square_sums; // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step; // number in the update: the backward of micro-step 0 writes the gradients, the others add to them
-    bool reduce; // this micro-step's backward sums the gradients over the ranks of a group
+    bool reduce;    // this micro-step's backward sums the gradients over the ranks of a group
     bool last_micro_step; // and over all groups, in the last micro-step
-    Rates rates; // factors of the rates in the next update
+    Rates rates;          // factors of the rates in the next update
     // private to this file, but checkpoints read rank_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
-    grad_t *rank_grads;    // from --zero 2 on: this rank's own pieces, summed over ranks and micro-steps; else NULL
-    floatX *rank_params;   // --zero 3: this rank's own pieces; else NULL
+    grad_t *rank_grads;   // from --zero 2 on: this rank's own pieces, summed over ranks and micro-steps; else NULL
+    floatX *rank_params;  // --zero 3: this rank's own pieces; else NULL
     int held[2];          // --zero 3: the layer whose parameters are in each place, or on their way; -1: none
     uint64_t *reduced, *gathered; // [groups]: tickets of the collectives on a group's gradients and parameters
 } ModelState;
@@ -277,7 +277,7 @@ typedef struct {
     floatX *direction;    // only for Muon's tensors
     size_t begin, count;  // elements within the tensor
     double rate;          // factor of the learning rate
-    RankRange range;       // private, as is `rest`
+    RankRange range;      // private, as is `rest`
     size_t rest;          // elements of the range behind this piece
 } RankPiece;
 

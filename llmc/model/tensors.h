@@ -88,8 +88,8 @@ typedef struct {
     bool muon;   // updated by Muon: it has no second moments of elements
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row; else 0
-    // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the place of `rows`.
-    // AdamW's: by how much elements are earlier than in a buffer of first moments
+    // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the place of
+    // `rows`. AdamW's: by how much elements are earlier than in a buffer of first moments
     size_t moment2_at[2];
 } Tensor;
 
@@ -210,8 +210,8 @@ static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Te
 }
 
 // A span has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
-// experts has 4 spans instead of 392 tensors. The span includes the padding between its tensors, which stays 0, since its
-// gradient is 0.
+// experts has 4 spans instead of 392 tensors. The span includes the padding between its tensors, which stays 0, since
+// its gradient is 0.
 static inline void tensors_join(TensorList *list, const ModelConfig *c) {
     free(list->spans);
     list->spans = (Tensor *)checked_calloc(list->count, sizeof(Tensor));

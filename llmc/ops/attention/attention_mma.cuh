@@ -329,8 +329,8 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
             mma_copy_tile<DV, KEYS, MMA_THREADS>(next + KEYS * D / 8, v, s.ldkv, p.end - k0 - KEYS, s.DV);
             copy_commit();
         }
-        const int shift = s.query_offset + p.t0 - k0; // the block's query_offset row, counted from the query_offset key of the tile
-        if (shift + last >= 0 && k0 + KEYS > low[first]) {                   // a row of the warp attends to a key
+        const int shift = s.query_offset + p.t0 - k0;      // the block's first row, counted from the tile's first key
+        if (shift + last >= 0 && k0 + KEYS > low[first]) { // a row of the warp attends to a key
             const bool whole = shift + first >= KEYS - 1 && k0 >= low[last]; // every row attends to every key
             mma_scores<D, KEYS>(scores, queries, keys, rows);
             UNROLL

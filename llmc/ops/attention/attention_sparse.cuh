@@ -23,8 +23,8 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
 typedef struct {
     const floatX *q, *k, *v, *dout;
     const real *lse, *delta;
-    const int *first; // with a cache: the position of each sequence; nullptr: rows s.first + t
-    int capacity;                // positions of the cache
+    const int *first;                  // with a cache: the position of each sequence; nullptr: rows query_offset + t
+    int capacity;                      // positions of the cache
     int *counts, *block_starts, *rows; // only for the backward: sparse_rows_kernel
     AttentionShape s;
 } SparseCall;

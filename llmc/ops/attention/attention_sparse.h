@@ -22,7 +22,7 @@ typedef struct {
     real *kt, *vt, *k, *v, *dk, *dv;        // (ATTENTION_KEYS, D | DV): keys of a block, as in AttentionWorkspace
     real *q, *dout, *p, *ds, *noise, *part; // rows of a chunk, as in AttentionBlock; part (ROWS, D | DV)
     real *max, *sum;                        // (T)
-    int *block_starts, *rows;                     // rows of the lists by block: (count + 3), (T (blocks + 2))
+    int *block_starts, *rows;               // rows of the lists by block: (count + 3), (T (blocks + 2))
     size_t total;                           // bytes
 } SparseThread;
 

@@ -26,8 +26,8 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Choices and facts about the matrix library. The storage type determines the type of the operands; --matmul-dtype has an
-// effect only with fp8 (linear.cuh).
+// Choices and facts about the matrix library. The storage type determines the type of the operands; --matmul-dtype has
+// an effect only with fp8 (linear.cuh).
 
 static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2;

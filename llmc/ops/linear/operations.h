@@ -28,8 +28,8 @@ static inline size_t matmul_dweight_bytes(size_t N, size_t IC, size_t OC, bool a
     return N * (IC + OC) * FLOATX_BYTES + (add ? 2 : 1) * OC * IC * FP32_BYTES;
 }
 
-// The same product with operands rounded as --matmul-dtype says: linear.h. `copy` holds the rounded weight, made once per
-// update. Without a copy nothing is rounded, as in matmul_forward. Columns of y between OC and ld may
+// The same product with operands rounded as --matmul-dtype says: linear.h. `copy` holds the rounded weight, made once
+// per update. Without a copy nothing is rounded, as in matmul_forward. Columns of y between OC and ld may
 // be overwritten.
 static inline void linear_forward(floatX *y, Activation x, const Linear *w, int N);
 static inline void linear_backward(floatX *dx, Activation dy, Activation x, const Linear *w, int N,

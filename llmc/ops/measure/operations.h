@@ -14,7 +14,7 @@ static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BY
 // NaN. Equations in stats.h.
 typedef struct {
     double first_position_share; // share of the first position of the row's document in |A1 - s A2|, or in A1
-    double largest_logit;   // |scale q.k|
+    double largest_logit;        // |scale q.k|
 } AttentionStats;
 
 // mean factor of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl

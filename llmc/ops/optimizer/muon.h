@@ -82,7 +82,7 @@ static inline void muon_step(real *next, const real *X, real *A, real *P, int ro
     else gemm(CblasNoTrans, CblasNoTrans, k, columns, k, 1, P, k, X, columns, 0, next, columns);   // P X
 }
 
-// Updates the row_v moments of the rows of X from their sums of squares, and replaces the sums by factors of the rows.
+// Updates the second moments of the rows of X from their sums of squares, and replaces the sums by factors of the rows.
 // Returns the factor of all rows.
 static inline double muon_normalize(double *squares, real *row_v, int rows, int columns, double beta2) {
     double total = 0;
