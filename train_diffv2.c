@@ -79,7 +79,8 @@ static void heads_forward(Model *model, int l, Rows rows) {
     }
 }
 
-// Writes lambda, the factor of the noise head, for each row and head, unless the variant projects it from the input.
+// Writes lambda for each row and head, unless it is a projection of the input. The factor of the noise head is
+// s(lambda): lambda itself, or its sigmoid.
 static void lambda_forward(Model *model, int l, int N) {
     const LayerTensors *p = &model->layers[l];
     floatX *lambda = model->acts.layers[l].lambda;
@@ -425,8 +426,9 @@ static void model_backward(Model *model, int B, int T) {
     grads_close(state, -1);
 }
 
-// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, or NULL; attention does
-// not read earlier keys. Positions count from the start of the sequence: rotary scores depend on distances only.
+// Uploads a batch of N rows. document_starts: the position in its sequence at which the document of each input begins,
+// or NULL; attention reads no earlier keys. Positions count from the start of the sequence, since rotary scores depend
+// on distances only.
 static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *document_starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);

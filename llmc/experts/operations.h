@@ -8,8 +8,8 @@ operations.h: the operations on experts (llmc/ops/ops.h says what a contract is)
 #include "routing.h"
 
 // A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to the K experts with
-// the largest softmax(logits) + bias. Among equal experts the first counts.
-// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts in that order;
+// the largest softmax(logits) + bias. Among equal experts, the expert with the lower number is selected.
+// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts, best first;
 // weights[n,k] = exp(logits[n,experts[n,k]]) / the sum of the K numerators     x (N,C), weight (E,C), logits (N,E),
 //                                                          lse (N), experts, weights (N,K), bias (E); NULL: without one
 static inline void router_forward(real *logits, real *lse, int *experts, real *weights, const floatX *x,

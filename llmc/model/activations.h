@@ -386,8 +386,7 @@ static inline void plan_last_batch(ModelPlan *plan, int B) {
 }
 
 // Plans a model for up to B sequences of T positions. A model that is not for training has all parameters on every
-// rank. Allocates lists only; plan_free() frees
-// them.
+// rank. Allocates lists only; plan_free() frees them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute, RunRanks ranks) {
     memset(plan, 0, sizeof(*plan));

@@ -48,7 +48,7 @@ typedef struct {
     Purpose purpose;
     Recompute recompute;
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t moment2_count;         // elements of the second moments: all tensors, or from level 1 on this rank's
+    size_t moment2_count;         // elements: all tensors have second moments, or from level 1 on this rank's pieces
     size_t directions_bytes;      // Muon: the directions of a layer
     size_t copies_bytes;          // rounded copies of the weights of the layers, then of the LM head
     size_t copy_at[LINEAR_COUNT]; // a layer's copies begin here in layer_copies_bytes; the LM head's in copies_bytes
@@ -75,7 +75,7 @@ static inline RunRanks plan_run_ranks(const ModelPlan *plan, int zero) {
 
 static inline TensorKind lm_head_tensor(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 
-// Whether at most two layers of the parameters exist at a time, or of the gradients.
+// Whether the parameters, or the gradients, of at most two layers exist at a time.
 static inline bool params_two_layers(const ModelPlan *plan) { return plan->sharding.level >= 3; }
 static inline bool grads_two_layers(const ModelPlan *plan) { return plan->sharding.level >= 2; }
 
@@ -114,8 +114,7 @@ static inline int cache_capacity(const ModelPlan *plan, int l) {
     return window ? min_int(window, plan->T) : plan->T;
 }
 
-// The blocks of keys that layer l selects, without the lists.
-// T: length of the sequences, for generation of the longest
+// The blocks of keys that layer l selects, without the lists. T: length of the sequences, for generation of the longest
 static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
     const ModelConfig *c = &plan->config;
     SparseShape p;

@@ -10,14 +10,15 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
   Forward and backward, where l = -1 is the group before the layers and L the one after them:
     forward_begin(s)        starts to gather the first layers
     layer_params(s, l)      waits for the parameters, then makes the copies of its linear layers if they are not current
-    layer_done(s, l, step)  parameters of layer l are no longer needed; starts to gather layer l + 2 step
+    layer_done(s, l, way)   parameters of layer l are no longer needed; with --zero 3 starts to gather layer
+                            l + 2 * way, where way is 1 in the forward and -1 in the backward
     grads_begin(s, micro, last)   before a micro-step of an update
     grads_open(s, l)        waits until gradients can be written, and zeroes the ones that operations add to
     grads_close(s, l)       gradients are complete: starts to sum them over the ranks
   Update:
     rank_squares(s, squares)   waits for the summed gradients; squares of this rank's pieces
     rank_pieces, rank_next  the pieces of a tensor that this rank updates, each with one rate
-    layer_orthogonalize(s, l, beta2)   Muon: from the directions of a layer's matrices to its step, in their gradients
+    layer_orthogonalize(s, l, beta2)   Muon: orthogonalizes the directions of a layer's matrices into their gradients
     params_updated(s, i)    span i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
     params_changed(s)       parameters were loaded or restored
@@ -52,8 +53,8 @@ typedef struct {
     double *rank_sums;  // device memory of rank_squares: [buckets]
     double *grad_square_sums; // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step; // number in the update: the backward of micro-step 0 writes the gradients, the others add to them
-    bool reduce;    // this micro-step's backward sums the gradients over the ranks of a group
-    bool last_micro_step; // and over all groups, in the last micro-step
+    bool reduce;    // this micro-step's backward sums the gradients over the ranks of a rank group (--zero-group)
+    bool last_micro_step; // the sum then includes all other rank groups
     Rates rates;          // factors of the rates in the next update
     // private to this file, but checkpoints read rank_params
     WeightCopies copies;
@@ -169,7 +170,7 @@ static inline void layer_params(ModelState *s, int l) {
     comm_wait(s->gathered[1 + l]);
     if (l >= 0) weight_copies_refresh(&s->copies, s->plan, s->params, l);
 }
-static inline void layer_done(ModelState *s, int l, int step) { params_fetch(s, l + 2 * step); }
+static inline void layer_done(ModelState *s, int l, int way) { params_fetch(s, l + 2 * way); }
 
 static inline void forward_begin(ModelState *s) {
     params_fetch(s, 0);

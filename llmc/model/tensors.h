@@ -89,7 +89,7 @@ typedef struct {
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row; else 0
     // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the place of
-    // `rows`. AdamW's: by how much elements are earlier than in a buffer of first moments
+    // `rows`. AdamW's tensors: what is subtracted from the place of the first moment
     size_t moment2_at[2];
 } Tensor;
 
@@ -200,8 +200,8 @@ static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     return s;
 }
 
-// Whether one operation can update the neighbours a and b, and one can zero their gradients. The bias of a router is
-// not updated by AdamW. Vectors have no decay; matrices have it, and their gradients are not zeroed.
+// Whether the neighbours a and b can be in one span: one operation updates both, and one operation zeroes both
+// gradients. A router's bias is alone, because router_balance updates it.
 static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Tensor *b) {
     bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
     Scaling x = tensor_scaling(c, a), y = tensor_scaling(c, b);

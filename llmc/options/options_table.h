@@ -189,8 +189,8 @@ static const OptionRow option_rows[] = {
     {OF_BOTH, "model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL,
         NULL, "share the weights of the embedding and the LM head"},
     {OF_BOTH, "model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
-        "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
-        "width of an expert, and --expert-ffn"},
+        "choose the MLP width so that the model has as many parameters as the baseline of width --ffn; with --experts "
+        "choose the width of the experts, compared with the baseline of width --expert-ffn"},
     {OF_BOTH, "model", "seq-len", OPTION_DIM, OPTION_SAVED, FIELD(model.T), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
     {OF_BOTH, "model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V",

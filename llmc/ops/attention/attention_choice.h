@@ -20,8 +20,7 @@ typedef struct {
 } AttentionTimes;
 
 static const AttentionTimes attention_measured[] = {
-    // rows: begin
-    // rows: end
+    // rows: begin rows: end
     {NULL, 0, 0, 0, 0, false, {0, 0}, {0, 0}},
 };
 static const AttentionTimes *attention_times = attention_measured; // tests have rows of their own

@@ -5,10 +5,9 @@ operations.h: attention, its caches, and the subtraction of heads.
 #define LLMC_ATTENTION_OPERATIONS_H
 #include "../ops.h"
 
-// rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
-// or t if first is NULL
-// x (N, heads, D) with row stride ldx and head stride `head`; table (positions, 2, D/2) of cosines, sines, filled by
-// rope_table on the host
+// Rotates `heads` heads of width D in place, in half-split pairs (i, i + D/2). Row n = b*T + t has position
+// first[b] + t, or t if first is NULL. x (N, heads, D), row stride ldx, head stride `head`; table (positions, 2, D/2):
+// cosines, then sines, which rope_table fills on the host.
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                 const int *first);
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
@@ -27,9 +26,9 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv); // =; with add_dv dv += (a second key set reads
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both; covers the plans so far
-// The number of keys that all rows attend to with block-sparse attention, from position 0 on, without documents, and
-// the number of blocks that are scored. The first and the lowest block may be partly outside of a row's window. Each
-// scored block is equally likely to be selected.
+// Block-sparse attention: returns the pairs of a query and a key that it attends to, per head, in B sequences; sets
+// *scored to the scored blocks of all rows of a sequence. Positions are from 0, there are no documents, and each scored
+// block is equally likely to be selected. The first and the lowest block may be partly outside of a row's window.
 static inline double sparse_visible_keys(AttentionShape s, double *scored) {
     double pairs = 0;
     *scored = 0;
@@ -105,9 +104,9 @@ static inline size_t diff_combine_backward_bytes(size_t N, size_t NQ, size_t NH,
     return N * 2 * (NQ * D + NH) * FLOATX_BYTES;
 }
 
-// Announces the documents of a batch of N rows. Call it before attention with first_key, the device copy of starts.
-// starts is a host array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten,
-// and attention reads it until the next batch.
+// Prepares attention for a batch of N rows with documents: required before operations whose shape has first_key.
+// document_starts (N), on the host: the position in its sequence of T rows at which each row's document begins;
+// first_key: its copy on the device. list (N+1) is overwritten; attention reads it until the next batch.
 static inline void attention_documents(int *list, const int *first_key, const int *document_starts, int N, int T);
 
 // The backend of attention: the built-in kernels, or a library (cuDNN).
