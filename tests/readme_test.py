@@ -1,8 +1,8 @@
-"""Runs the commands of README.md, and checks the links and paths of all documents.
+"""Runs the commands of README.md and docs/your-first-hour.md, and checks the links and paths of all documents.
 
-Commands are the lines of README.md in blocks of ```sh. They run in their order in a copy of the tracked files, in which
-build/ is a link to this build. A command that would train for long gets a signal after some steps; it then saves a
-checkpoint and exits with status 3, and the next command continues from there.
+Commands are the lines of both files in blocks of ```sh. They run in their order in a copy of the tracked files, in
+which build/ is a link to this build. A command that would train for long gets a signal after some steps; it then saves
+a checkpoint and exits with status 3, and the next command continues from there.
 """
 
 import contextlib
@@ -26,15 +26,19 @@ RUN, STOP, INSTEAD = "run", "stop", "instead"
 #   INSTEAD  the command that is run in its place ("..." stands for the remaining arguments), and why
 ROWS = [
     ("scripts/quickstart.sh", INSTEAD, "scripts/quickstart.sh --help", ".ci/run runs it with --minutes 0.2"),
-    ("scripts/test.sh", INSTEAD, "scripts/test.sh --help", ".ci/run runs it, and it runs this test"),
     ("make train_diffv2 text_to_shards", INSTEAD, "make -n train_diffv2 text_to_shards", "scripts/test.sh builds both"),
     ("./text_to_shards", RUN),
     ("./train_diffv2 --train-data mytext", STOP, signal.SIGTERM, "runs/mytext/log.jsonl", 10),
     ("./train_diffv2 --out runs/mytext --resume --steps", STOP, signal.SIGTERM, "runs/mytext/log.jsonl", 10),
     ("./train_diffv2 --out runs/mytext --resume --generate", RUN),
+    ("./train_diffv2 --out runs/first --train-data", STOP, signal.SIGTERM, "runs/first/log.jsonl", 5),
     ("awk -f scripts/plot_loss.awk", RUN),
+    ("./train_diffv2 --out runs/first --resume --generate", RUN),
+    ("./train_diffv2 --out runs/small", STOP, signal.SIGTERM, "runs/small/log.jsonl", 2),
+    ("./train_diffv2 --out runs/20m", STOP, signal.SIGTERM, "runs/20m/log.jsonl", 2),
+    ("./train_diffv2 --out runs/baseline", STOP, signal.SIGTERM, "runs/baseline/log.jsonl", 2),
+    ("scripts/export/export_hub.py", INSTEAD, "scripts/export/export_hub.py --help", "the run was stopped earlier"),
     ("data/prepare.py", RUN),
-    ("./train_diffv2 --train-data mycorpus", STOP, signal.SIGTERM, "runs/mycorpus/log.jsonl", 5),
     ("make train_diffv2cu", INSTEAD, "make -n train_diffv2cu", "scripts/test.sh --full compiles it"),
     ("./train_diffv2cu", INSTEAD, "./predict_diffv2 --device H100 ...", "needs a GPU; the same options"),
     ("dev/gpu_check.sh", INSTEAD, "dev/gpu_check.sh --help", "tests/gpu_check_test.sh runs it on an emulation"),
@@ -43,7 +47,6 @@ ROWS = [
     ("mpirun", STOP, signal.SIGUSR1, "runs/two/log.jsonl", 5),
     ("scripts/recipe.sh", INSTEAD, "scripts/recipe.sh 124m --help", "tests/recipe_test.sh runs a recipe"),
     ("sbatch scripts/recipe.sh", INSTEAD, "scripts/recipe.sh 124m --help", "tests/slurm_test.sh runs them in Slurm"),
-    ("./train_diffv2 --preset moe-tiny", STOP, signal.SIGTERM, "runs/moe/log.jsonl", 5),
     ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 60),
     ("python3 scripts/lab report", RUN),
 ]
@@ -51,7 +54,7 @@ STOPPED = 3  # the trainer's exit status
 
 
 def readme_commands():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/your-first-hour.md"))
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
