@@ -26,9 +26,9 @@ text_to_shards: converts text to shards of tokens, the training data of train_di
               library stores it, and DIR/tokenizer.bin, which the trainer reads
   validation  Documents are taken in the order of a hash of their position, as long as they fit into what is left of the
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
-              If none fits, the smallest document is taken. At least one document is left for training. Of a single
-              document, the last part is taken: the requested number of bytes, from the beginning of a character. It
-              becomes a document of its own. More than 10% of the text are a warning, unless --val-fraction allows
+              If none fits, the smallest document is taken. At least one document is left for training. A single
+              document is divided: its last part, the requested number of bytes from the beginning of a character,
+              becomes a document for validation. More than 10% of the text are a warning, unless --val-fraction allows
               them. With --bpe too, the amount is one of bytes. data/validation.py has the same rule.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
               the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
@@ -162,7 +162,7 @@ static void document_end(Converter *c) {
 }
 
 // One byte of text. A partial match of the delimiter is held back until it is complete or fails, so that delimiters are
-// found across chunks. Of a match that fails, the longest end that is a beginning of the delimiter is still held back.
+// found across chunks. If a match fails, its longest end that is a beginning of the delimiter is still held back.
 static void text_byte(Converter *c, int byte) {
     const char *delimiter = c->options.delimiter;
     if (delimiter == NULL) {

@@ -62,7 +62,7 @@ static int case_generate(Model *model, int *tokens, int length, int count, doubl
     return generate_tokens(&generator, tokens, length, count, key, &stopped);
 }
 
-// Of the gradients of one rank, before clipping.
+// Returns the norm of the gradients of one rank, before clipping.
 static inline double case_grad_norm(Model *model) {
     rank_squares(&model->state, model->state.grad_square_sums);
     return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);

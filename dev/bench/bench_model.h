@@ -67,7 +67,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
 #endif
 }
 
-// Of the gradients of one rank, before clipping.
+// Returns the norm of the gradients of one rank, before clipping.
 static double bench_grad_norm(Model *model) {
     rank_squares(&model->state, model->state.grad_square_sums);
     return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);

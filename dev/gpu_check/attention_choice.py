@@ -4,8 +4,8 @@ Writes the measured times of attention into the table of llmc/ops/attention/atte
 --attention-kernel auto chooses.
 
 Usage: dev/gpu_check/attention_choice.py [--check | --print] [FILE...]
-  FILE      results.json of dev/gpu_check.sh with the part `attention` (default: results/gpu-*.json). Of several
-            with one device and shape the last is taken
+  FILE      results.json of dev/gpu_check.sh with the part `attention` (default: results/gpu-*.json). The
+            last of several with one device and shape is taken
   --check   write nothing; exit status 1 if the table differs
   --print   print the rows instead
 """

@@ -138,7 +138,7 @@ class StepServer(Program):
             return None
 
     def why(self):
-        """The last error. Of a program that has ended, stderr is read to its end first."""
+        """The last error. If the program has ended, its stderr is read to the end first."""
         try:
             self.process.wait(1)
             self.readers[1].join(10)

@@ -15,8 +15,8 @@
 #
 # The rented machine requires a driver, Python 3.8 (gap: 3.10.12) and the libraries of CUDA, cuDNN and NCCL, of a
 # toolkit or of the Python packages that PyTorch installs; no network and no compiler. Results are written to $OUT
-# (default: results/ of that directory). Of a check: gpu-DEVICE-DATE.json and .txt (to be committed in results/),
-# failed.txt (read it first), summary.txt, log.txt.gz. Of a period: gap.txt, state.tar.gz. What is unpacked stays in
+# (default: results/ of that directory). A check writes gpu-DEVICE-DATE.json and .txt (to be committed in results/),
+# failed.txt (read it first), summary.txt, log.txt.gz. A period writes gap.txt, state.tar.gz. What is unpacked stays in
 # $SHORT_HOME (default: ~/diffv2_short) for later calls on the same machine. A check on another machine continues from
 # results/gpu-DEVICE-*.json of the clone, if programs have the same sources.
 # Exit status: 0 done; 1 something failed; 2 usage; 3 something is unfinished

@@ -15,7 +15,7 @@ predicted_plan and predict_step.
 // For rank 0 of `ranks` on options->device, with the options' --matmul-dtype and attention.
 static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                            Recompute recompute, int ranks, int zero, const Options *options);
-// Of a predicted plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
+// Predicts a step of a plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
 static Prediction predict_step(const ModelPlan *plan, const Options *options, int change);
 
 typedef struct {
@@ -61,8 +61,8 @@ typedef struct {
     double mean, fast, slow; // milliseconds
 } StepTimes;
 
-// Of training the model of `like` on options->device, with the options' --matmul-dtype, --attention-kernel and
-// --deterministic.
+// Predicts the times of training the model of `like` on options->device, with the options' --matmul-dtype,
+// --attention-kernel and --deterministic.
 static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
     ModelPlan plan;
     predicted_plan_like(&plan, like, like->sharding.level, options);

@@ -22,7 +22,7 @@ static inline const char *memory_fit(FitText text, const DevicePeak *gpu, size_t
     return text;
 }
 
-// Of one rank, and whether it fits the GPU.
+// Prints the memory of one rank, and whether it fits the GPU.
 static inline void print_predicted_memory(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     const DevicePeak *gpu = device_peak_named(o->device);
     MemoryPart parts[MEMORY_PARTS];

@@ -179,7 +179,7 @@ static inline size_t attention_share(size_t n, size_t bytes, size_t lse) {
         if (n % d == 0 && d * lse % 4 == 0) best = d;
     return best;
 }
-// Of the built-in backward: rows of numbers, and dQ in fp32 (attention_mma_backward.cuh). Of cuDNN's: by the rules of
+// The built-in backward needs rows of numbers, and dQ in fp32 (attention_mma_backward.cuh); cuDNN follows the rules of
 // attention_plans.cuh. With --doc-mask a call of cuDNN computes several documents.
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots

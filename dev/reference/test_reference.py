@@ -60,7 +60,7 @@ def attention_by_loops(config, w, x, layer, z):
         return z * np.exp(1j * t * config["rope_theta"] ** (-2 * np.arange(DQ // 2) / DQ))
 
     def selected(t, head):
-        """The blocks that a query head attends to. Of g + 1 heads the last is a noise head."""
+        """The blocks that a query head attends to. The last of g + 1 heads is a noise head."""
         K, size = config["sparse_blocks"], config["sparse_block_size"]
         noise, of = lambda h: name != "baseline" and h % (g + 1) == g, len(q[0]) * DV // len(v[0]) // DQ
         voters = range(head // of * of, (head // of + 1) * of)

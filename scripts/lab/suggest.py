@@ -1,8 +1,8 @@
 """suggest.py: the command `suggest`: the best learning rate of each arm of a sweep, and the options for a larger model.
 
 best rate  the minimum of the parabola of the mean loss over log(rate) through the best rate and its neighbours; a sweep
-           whose best rate is its smallest or largest does not contain the minimum. Of the seeds that have ended at
-           all rates of the arm
+           whose best rate is its smallest or largest does not contain the minimum. Only seeds that
+           have ended at all rates of the arm count
 options    --parametrization completep with the shape of the sweep as the base, or with the base that the sweep had
 """
 

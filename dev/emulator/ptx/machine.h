@@ -26,7 +26,7 @@ using cuda_on_cpu::fail;
 using cuda_on_cpu::position;
 using cuda_on_cpu::WarpOp;
 
-// Of an instruction: its place in the source and in the PTX.
+// The place of an instruction in the source and in the PTX.
 struct Site {
     const char *file;
     int line, ptx_line;
