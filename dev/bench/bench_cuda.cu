@@ -310,18 +310,18 @@ int main(int argc, char **argv) {
     bool fp8 = false;
     AttentionOptions use = {false, false, true, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
+        // --sdpa and --gemm are the earlier names: scripts for rented GPUs have them
+        bool kernel = strcmp(argv[i], "--attention-kernel") == 0 || strcmp(argv[i], "--sdpa") == 0;
+        bool type = strcmp(argv[i], "--matmul-dtype") == 0 || strcmp(argv[i], "--gemm") == 0;
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (bench_layer_option(argc, argv, &i)) continue;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--batch") == 0 && i + 1 < argc) bench_batch = number(argv[++i], 1);
         else if (strcmp(argv[i], "--no-update") == 0) bench_no_update = true;
-        else if (strcmp(argv[i], "--attention-kernel") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
-            use.builtin = true, i++;
-        else if (strcmp(argv[i], "--attention-kernel") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)
-            use.cudnn = true, i++;
-        else if (strcmp(argv[i], "--matmul-dtype") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0)
-            fp8 = true, i++;
+        else if (kernel && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.builtin = true, i++;
+        else if (kernel && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0) use.cudnn = true, i++;
+        else if (type && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
