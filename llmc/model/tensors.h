@@ -89,7 +89,7 @@ typedef struct {
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row; else 0
     // [0]: in a buffer of second moments of all tensors, [1]: of this rank's pieces. Muon's tensors: the place of
-    // `rows`. AdamW's tensors: what is subtracted from the place of the first moment
+    // `rows`. AdamW's tensors: the number that is subtracted from the offset of the first moment
     size_t moment2_at[2];
 } Tensor;
 
