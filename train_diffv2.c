@@ -804,7 +804,7 @@ static int run_train(Run *run) {
     Checkpointer *checkpointer = &run->checkpointer;
     int V = run->model.plan.config.V;
     double busy = 0; // seconds in steps, without validation and samples, which are few
-    int64_t done = 0;
+    RecentSteps recent = {{0}, 0};
     run_train_begin(run);
     bool stop = run->stop || s->step >= options_last_step(o);
     if (stop && !run->stop) checkpointer_save(checkpointer, false); // saves the last step with its measurements
@@ -812,11 +812,10 @@ static int run_train(Run *run) {
         StepResult result = run_step(run);
         if (run->data.train.any_unread) end_unread(checkpointer, &run->data.train, &run->changes);
         busy += result.seconds;
-        done++;
         divergence_start(&run->start_loss, s);
-        run_log_step(run, &result, busy / (double)done * (double)(o->steps - s->step));
+        run_log_step(run, &result, recent_steps_mean(&recent, result.seconds) * (double)(o->steps - s->step));
         checkpointer_advance(checkpointer);
-        if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
+        if (recent.count == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && stats_due(o, s->step)) run_log_stats(run, &result);
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
         divergence_stop(checkpointer);
@@ -829,7 +828,7 @@ static int run_train(Run *run) {
     }
     if (s->step < o->steps || s->measurement_due)
         return divergence_end(checkpointer, run->start_loss, V, run_stopped(run));
-    print_done(done, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
+    print_done(recent.count, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
                comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
     return divergence_end(checkpointer, run->start_loss, V, EXIT_DONE);

@@ -28,6 +28,14 @@ static void test_progress_width(void) {
            "'%s'", whole);
 }
 
+static void test_recent_steps(void) {
+    RecentSteps r = {{0}, 0};
+    EXPECT(recent_steps_mean(&r, 2) == 2 && recent_steps_mean(&r, 4) == 3, "the mean of two steps");
+    for (int i = 0; i < RECENT_STEPS - 1; i++) recent_steps_mean(&r, 8);
+    EXPECT(recent_steps_mean(&r, 8) == 8, "the first two steps are among the last %d", RECENT_STEPS);
+}
+
 static const Test progress_tests[] = {
+    {"the time left is by the last steps alone", test_recent_steps},
     {"a line of progress is narrower than the terminal", test_progress_width},
 };
