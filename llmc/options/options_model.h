@@ -295,6 +295,10 @@ static inline int options_exclusions(const Options *o) {
                "--ranks requires --dry-run; to start %" PRId64 " ranks, use mpirun -n %" PRId64 " or srun -n %" PRId64,
                o->ranks, o->ranks, o->ranks);
     problems += options_sharding_problems(o);
+    // a directory that does not exist is created
+    if (o->rendezvous && access(o->rendezvous, F_OK) == 0 &&
+        (!directory_exists(o->rendezvous) || access(o->rendezvous, W_OK | X_OK) != 0))
+        REFUSE(problems, "--rendezvous %s must be a directory in which files can be created", o->rendezvous);
     if (comm_ranks() > 1 && o->eval_out)
         REFUSE(problems, "--eval-out requires a single process, not %d ranks", comm_ranks());
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);

@@ -58,6 +58,7 @@ def test_different_ranks(short):
         (3, "--batch-sizes 3", "unknown option --batch-sizes"),  # once, though all three say it
         (2, "--total-batch 96", "not a multiple"),
         (2, "--dump-grads x", "requires a single process, not 2 ranks"),
+        (2, "--rendezvous train.bin", "--rendezvous train.bin must be a directory"),
     ]:
         mpirun(f"-n {ranks}", *trainer(), *common, options, cwd=short).one_line(USAGE, words)
     # a build without MPI, and a launcher that MPI does not support
