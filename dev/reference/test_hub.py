@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import LlamaForCausalLM, MinistralForCausalLM, MixtralForCausalLM, Qwen3ForCausalLM
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import SIZES, arrays_of, gradients
@@ -170,13 +170,24 @@ def expect_same_logits(found, wanted, what):
     assert difference < 1e-5, f"{what}: logits differ by {difference:.1e} after it was written"  # 5 steps of 1e-9
 
 
-def save(model, path, dtype="float32", shards="1GB"):
-    """Saves a model, none of whose gradients is negligible. Returns config.json."""
+TINY = dict(
+    vocab_size=V, hidden_size=32, intermediate_size=20, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=None,
+)  # fmt: skip
+
+
+def foreign_directory(path, kind, dtype="float32", shards="1GB", fused=False, **changes):
+    """Saves a model of a model_type, none of whose gradients is negligible. Returns config.json."""
+    if theta := changes.pop("theta", None):
+        changes["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    if kind == "mixtral":
+        changes = dict(num_local_experts=4) | changes  # each expert has tokens
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | changes))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
-    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards, save_original_format=not fused)
     assert (path / "model.safetensors.index.json").exists() == (shards != "1GB")
     return config_of(path)
 
@@ -268,101 +279,6 @@ def test_what_transformers_saves_of_our_models_loads_in_the_program():
         expect_close(gradients_of_program(path), gradients_of_model(model), torch.float32, fixture.name)
 
 
-# Llama directories that transformers writes.
-LLAMAS = [
-    # dtype      tied   NH NKV  D theta     shards    rope_theta is   why
-    ("float32", False, 4, 4, 8, 10000.0, "1GB", "as saved"),  # the plainest
-    ("float32", True, 4, 2, 8, 500.0, "8KB", "as saved"),  # no lm_head in any shard
-    ("bfloat16", False, 4, 1, 16, 5e5, "4KB", "as saved"),  # NH*D is not C
-    ("bfloat16", True, 8, 2, 32, 500.0, "1GB", "at the top"),
-    ("float16", False, 4, 2, 16, 500.0, "8KB", "at the top"),
-    ("float16", True, 2, 1, 8, 10000.0, "2KB", "absent"),  # older files leave the default out
-]
-
-
-def llama_directory(path, dtype="float32", tied=False, NH=4, NKV=2, D=8, theta=500.0, shards="1GB", **more):
-    """A model of the class, which transformers saves. Returns config.json."""
-    heads = dict(num_hidden_layers=2, num_attention_heads=NH, num_key_value_heads=NKV, head_dim=D)
-    config = LlamaConfig(**{**MINISTRAL, **heads, "rope_theta": theta, "tie_word_embeddings": tied, **more})
-    return save(LlamaForCausalLM(config), path, dtype, shards)
-
-
-@pytest.mark.slow
-def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gradients():
-    for number, (*case, place) in enumerate(LLAMAS):
-        path = directory(f"llama/{number}")
-        config = llama_directory(path, *case)
-        if place != "as saved":
-            for key in ("rope_parameters", "rope_theta", "rope_scaling"):
-                config.pop(key, None)
-            if place == "at the top":
-                config.update(rope_theta=case[5], torch_dtype=config.pop("dtype"))
-            (path / "config.json").write_text(json.dumps(config))
-        expected = gradients_of_model(open_model(path))
-        expect_close(gradients_of_program(path), expected, torch.float32, f"Llama {case} {place}")
-
-
-# What the class does: a window of 1, with which its cache is wrong. tests/config_json.h has what is refused.
-@pytest.mark.slow
-def test_windows_of_ministral_are_those_of_the_program():
-    model = MinistralForCausalLM(MinistralConfig(**MINISTRAL, sliding_window=3))
-    assert model.config.layer_types == ["sliding_attention"] * 4, "without layer_types, all layers have the window"
-    for number, (window, types) in enumerate(WINDOWS):
-        path = directory(f"ministral/{number}")
-        types = types and [f"{t}_attention" for t in types]
-        config = MinistralConfig(**MINISTRAL, sliding_window=window, layer_types=types)
-        config = save(MinistralForCausalLM(config), path)
-        if types is None:
-            del config["layer_types"]  # as older files
-            (path / "config.json").write_text(json.dumps(config))
-        expected = gradients_of_model(open_model(path))
-        found = gradients_of_program(path)
-        if window == 1:  # one key: queries and keys have no gradient
-            found, expected = ({"loss": g["loss"]} for g in (found, expected))
-        expect_close(found, expected, torch.float32, f"Ministral {window} {types}")
-        again = train(f"ministral/{number}", "--init", path, "--lr 1e-9")  # as the program writes it
-        full = types == ["full_attention"] * 4  # then no layer has a window
-        wanted = DiffV2ForCausalLM if window == 1 else LlamaForCausalLM if full else MinistralForCausalLM
-        assert same_class(open_model(again), wanted), f"window {window}: written as {type(open_model(again))}"
-
-
-MINISTRAL = dict(
-    vocab_size=V, hidden_size=32, intermediate_size=20, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-)  # fmt: skip
-SOME_FULL = ["sliding_attention", "full_attention"] * 2
-WINDOWS = [  # layer_types as the class, or an older file, has them
-    (5, None),
-    (5, ["sliding", "full", "sliding", "full"]),
-    (3, ["sliding", "sliding", "full", "sliding"]),
-    (1, None),
-    (64, None),
-    (7, ["full"] * 4),
-]
-
-
-# What the class does: a window only with use_sliding_window, in the layers of layer_types, or else in those from
-# max_window_layers.
-ALL_SLIDING = dict(sliding_window=5, use_sliding_window=True, max_window_layers=0)
-QWEN3S = [  # dtype, what the configuration has, what is left out of the file, the class that the program writes
-    ("float32", dict(), (), Qwen3ForCausalLM),
-    ("float32", dict(tie_word_embeddings=True, rms_norm_eps=0.02), (), Qwen3ForCausalLM),
-    ("bfloat16", dict(num_key_value_heads=1, head_dim=16), (), Qwen3ForCausalLM),
-    ("float32", dict(sliding_window=5), (), Qwen3ForCausalLM),  # a window that the switch turns off
-    ("float32", ALL_SLIDING, (), Qwen3ForCausalLM),
-    ("float32", ALL_SLIDING, ("layer_types",), Qwen3ForCausalLM),
-    ("float32", dict(sliding_window=5, use_sliding_window=True), ("layer_types",), Qwen3ForCausalLM),  # from layer 28
-    ("float32", dict(sliding_window=3, use_sliding_window=True, layer_types=SOME_FULL), (), Qwen3ForCausalLM),
-    ("float32", dict(sliding_window=1, use_sliding_window=True, max_window_layers=0), (), DiffV2ForCausalLM),
-]
-
-
-def qwen3_directory(path, dtype="float32", shards="1GB", **changes):
-    """A model of the class, which transformers saves. Returns config.json."""
-    model = Qwen3ForCausalLM(Qwen3Config(**{**MINISTRAL, "rms_norm_eps": 1e-5, **changes}))
-    return save(model, path, dtype, shards)
-
-
 QWEN3_ON_THE_HUB = dict(  # keys of Qwen3-0.6B, whose file also has lm_head.weight
     attention_bias=False, attention_dropout=0.0, bos_token_id=151643, eos_token_id=151645, hidden_act="silu",
     initializer_range=0.02, max_window_layers=28, rope_scaling=None, rope_theta=1000000, sliding_window=None,
@@ -392,7 +308,7 @@ def expect_refusal(path, word):
 def test_qwen3_directories_as_the_hub_has_them_load_with_their_loss_and_gradients():
     for number, (tied, shards) in enumerate([(True, "1GB"), (True, "4KB"), (False, "4KB")]):
         path = directory(f"hub/{number}")
-        config = qwen3_directory(path, "bfloat16", shards, tie_word_embeddings=tied, rope_theta=1e6)
+        config = foreign_directory(path, "qwen3", "bfloat16", shards, tie_word_embeddings=tied, theta=1e6)
         for key in ("rope_parameters", "layer_types", "dtype", "pad_token_id"):
             config.pop(key, None)
         (path / "config.json").write_text(json.dumps(config | QWEN3_ON_THE_HUB))
@@ -407,79 +323,135 @@ def test_qwen3_directories_as_the_hub_has_them_load_with_their_loss_and_gradient
             expect_refusal(path, "lm_head.weight differs from the embedding")
 
 
-@pytest.mark.slow
-def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are_written_as_such():
-    for number, (dtype, changes, missing, wanted) in enumerate(QWEN3S):
-        path = directory(f"qwen3/{number}")
-        config = qwen3_directory(path, dtype, **changes)
-        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in missing}))
-        what, model = f"Qwen3 {changes} without {missing}", open_model(path)
-        assert type(model) is Qwen3ForCausalLM, type(model)
-        found, expected = gradients_of_program(path), gradients_of_model(model)
-        if changes.get("sliding_window") == 1 and changes.get("use_sliding_window"):
-            found, expected = ({"loss": g["loss"]} for g in (found, expected))  # one key: no gradients of queries
-        expect_close(found, expected, torch.float32, what)
-        again = train(f"qwen3/{number}", "--init", path, "--lr 1e-9")
-        written = open_model(again)
-        assert same_class(written, wanted), f"{what}: written as {type(written)}"
-        expect_same_logits(written, model.float(), what)
+def keep_only_head(path):
+    """Stores the embedding of a tied model as lm_head.weight alone."""
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
 
 
-# Mixtral directories that transformers writes. No window by default; theta 1e6 and rms_norm_eps 1e-5, unlike a Llama.
-MIXTRALS = [  # dtype, what the configuration has, size of the shards, the class that the program writes
-    ("float32", dict(), "1GB", MixtralForCausalLM),
-    ("bfloat16", dict(tie_word_embeddings=True, rope_theta=5e4), "1GB", MixtralForCausalLM),
-    ("bfloat16", dict(num_key_value_heads=1, head_dim=16, sliding_window=None), "8KB", MixtralForCausalLM),
-    ("float32", dict(num_local_experts=5, num_experts_per_tok=3, sliding_window=5), "1GB", MixtralForCausalLM),
-    ("float32", dict(num_local_experts=2, num_experts_per_tok=1, rms_norm_eps=0.02), "4KB", MixtralForCausalLM),
-    ("float32", dict(sliding_window=1), "1GB", DiffV2ForCausalLM),
-]
+def read(kind, written, missing=(), edit={}, head=False, **changes):
+    """A row of FOREIGN that the program reads, and writes as another class. missing, edit: keys of config.json."""
+    return kind, changes, missing, edit, head, written, None
 
 
-def mixtral_directory(path, dtype="float32", shards="1GB", **changes):
-    """A model of the class, which transformers saves. Returns config.json."""
-    theta = changes.pop("rope_theta", None)
-    rope = {} if theta is None else {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    model = MixtralForCausalLM(MixtralConfig(**{**MINISTRAL, "num_local_experts": 4, **changes, **rope}))
-    written = save(model, path, dtype, shards)
-    found = written.get("rope_parameters", written)["rope_theta"]
-    assert found == (theta or 1e6), f"rope_theta is {found}, not {theta}"
-    return written
+def refused(kind, words="", missing=(), edit={}, **changes):
+    return kind, changes, missing, edit, False, None, words or f'model_type is "{kind}"'
 
 
-@pytest.mark.slow
-def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_and_are_written_as_such():
-    for number, (dtype, changes, shards, wanted) in enumerate(MIXTRALS):
-        path = directory(f"mixtral/{number}")
-        mixtral_directory(path, dtype, shards, **changes)
-        what, model = f"Mixtral {changes}", open_model(path)
-        assert type(model) is MixtralForCausalLM, type(model)
-        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        assert tied == bool(changes.get("tie_word_embeddings")), f"{what}: tied {tied}"
-        found, expected = gradients_of_program(path), gradients_of_model(model)
-        if changes.get("sliding_window") == 1:
-            found, expected = ({"loss": g["loss"]} for g in (found, expected))  # one key: no gradients of queries
-        if changes.get("num_experts_per_tok") == 1:  # its weight is 1: the router has no gradient
-            routed = [{n: a for n, a in g.items() if not n.endswith(".gate.weight")} for g in (found, expected)]
-            found, expected = routed
-        expect_close(found, expected, torch.float32, what)
-        expect_evaluated_loss(path, model, what)
-        again = train(f"mixtral/{number}", "--init", path, "--lr 1e-9")
-        written = open_model(again)
-        assert same_class(written, wanted), f"{what}: written as {type(written)}"
-        expect_same_logits(written, model, what)
+def layers(types):
+    return [f"{t}_attention" for t in types.split()]
+
+
+ROPE = ("rope_parameters", "rope_theta", "rope_scaling")  # in older files theta is at the top, or absent
+TIED = dict(tie_word_embeddings=True)
+ALL_SLIDING = dict(sliding_window=5, use_sliding_window=True, max_window_layers=0)
+SOME = layers("sliding full sliding full")
+# Directories that transformers writes, with the defaults of their class where a row says nothing
+FOREIGN = [
+    read("llama", LlamaForCausalLM, theta=500.0, shards="8KB", **TIED),  # no lm_head in any shard
+    read("llama", LlamaForCausalLM, rope_parameters={"rope_type": "linear", "factor": 1.0, "rope_theta": 500.0}),
+    read("llama", LlamaForCausalLM, head=True, **TIED),
+    read("mistral", MinistralForCausalLM, dtype="bfloat16", sliding_window=5, num_key_value_heads=1, shards="8KB"),
+    read("qwen3", Qwen3ForCausalLM, ("layer_types",), **ALL_SLIDING),
+    read("mixtral", MixtralForCausalLM, dtype="bfloat16", theta=5e4, **TIED),
+    read("mixtral", MixtralForCausalLM, fused=True, dtype="bfloat16", num_local_experts=5, shards="16KB", **TIED),
+    refused("llama", 'rope_parameters has factor = 8; supported are rope_type "default"', rope_parameters=dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=500.0,
+        original_max_position_embeddings=32,
+    )),
+    refused("mixtral", "gate_up_proj has shape [4,40,32]; config.json implies [4,48,32]", fused=True,
+            edit=dict(intermediate_size=24)),
+    refused("qwen2"),
+    # the cases from here on are of a later tier
+    read("llama", LlamaForCausalLM, num_key_value_heads=4),
+    read("llama", LlamaForCausalLM, dtype="bfloat16", num_key_value_heads=1, head_dim=16, theta=5e5, shards="4KB"),
+    read("llama", LlamaForCausalLM, ROPE, dict(rope_theta=500, torch_dtype="float32"), theta=500.0, **TIED),
+    read("llama", LlamaForCausalLM, ROPE, dtype="float16", num_attention_heads=2, num_key_value_heads=1, shards="2KB"),
+    read("llama", LlamaForCausalLM, ROPE, dict(rope_theta=500, rope_scaling={"type": "linear", "factor": 1.0})),
+    refused("llama", "factor = 2", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}),
+    refused("llama", '"dynamic"', rope_parameters={"rope_type": "dynamic", "factor": 1.0, "rope_theta": 500.0}),
+    refused("llama", "attention_bias is true", attention_bias=True),
+    refused("llama", "mlp_bias is true", mlp_bias=True),
+    refused("llama", 'hidden_act is "gelu"', hidden_act="gelu"),
+    read("mistral", MinistralForCausalLM),  # a window of 4096
+    read("mistral", LlamaForCausalLM, sliding_window=None),
+    read("mistral", LlamaForCausalLM, ROPE, dict(rope_theta=1e4), head=True, sliding_window=None, **TIED),
+    refused("mistral", "the key sliding_window is missing", ("sliding_window",)),
+    refused("mistral", "the key num_key_value_heads is missing", ("num_key_value_heads",)),
+    refused("mistral", 'model_type is "mistral", which ignores it', edit=dict(layer_types=SOME)),
+    read("ministral", MinistralForCausalLM, ("layer_types",), sliding_window=5),
+    read("ministral", MinistralForCausalLM, sliding_window=5, layer_types=SOME),
+    read("ministral", MinistralForCausalLM, sliding_window=3, layer_types=layers("sliding sliding full sliding")),
+    read("ministral", DiffV2ForCausalLM, sliding_window=1),  # its cache is wrong for a window of 1
+    read("ministral", MinistralForCausalLM, sliding_window=64),
+    read("ministral", LlamaForCausalLM, sliding_window=7, layer_types=layers("full full full full")),
+    refused("ministral", "layer 2 does not fit", sliding_window=3, layer_types=layers("sliding full full full")),
+    read("qwen3", Qwen3ForCausalLM),
+    read("qwen3", Qwen3ForCausalLM, rms_norm_eps=0.02, **TIED),
+    read("qwen3", Qwen3ForCausalLM, dtype="bfloat16", num_key_value_heads=1, head_dim=16),
+    read("qwen3", Qwen3ForCausalLM, sliding_window=5),  # a window that the switch turns off
+    read("qwen3", Qwen3ForCausalLM, **ALL_SLIDING),
+    read("qwen3", Qwen3ForCausalLM, ("layer_types",), sliding_window=5, use_sliding_window=True),  # from layer 28
+    read("qwen3", Qwen3ForCausalLM, sliding_window=3, use_sliding_window=True, layer_types=SOME),
+    read("qwen3", DiffV2ForCausalLM, **ALL_SLIDING | dict(sliding_window=1)),
+    refused("qwen3", "attention_bias is true", attention_bias=True),
+    read("mixtral", MixtralForCausalLM),
+    read("mixtral", MixtralForCausalLM, dtype="bfloat16", num_key_value_heads=1, head_dim=16, shards="8KB"),
+    read("mixtral", MixtralForCausalLM, num_local_experts=5, num_experts_per_tok=3, sliding_window=5),
+    read("mixtral", MixtralForCausalLM, num_local_experts=2, num_experts_per_tok=1, rms_norm_eps=0.02, shards="4KB"),
+    read("mixtral", DiffV2ForCausalLM, sliding_window=1),
+    read("mixtral", MixtralForCausalLM, fused=True),
+    refused("mixtral", "the key rope_theta is missing", ROPE),
+    refused("mixtral", "w1.weight has shape [20,32]", edit=dict(intermediate_size=24)),
+    refused("mixtral", "gate.weight has shape [4,32]", fused=True, edit=dict(num_local_experts=8)),
+    *map(refused, "cohere diffllama gemma2 glm gpt2 gpt_neox granite olmo2 phi3 qwen3_moe smollm3 starcoder2".split()),
+]  # fmt: skip
+
+
+@pytest.mark.slow(cases_from=10)
+@pytest.mark.parametrize("number", range(len(FOREIGN)))
+def test_directories_of_transformers_are_read_with_their_loss_and_gradients_or_refused(number):
+    kind, changes, missing, edit, head, wanted, words = FOREIGN[number]
+    path, what = directory(f"foreign/{number}"), f"{kind} {changes} {edit} without {missing}"
+    config = foreign_directory(path, kind, **changes)
+    config = {k: v for k, v in config.items() if k not in missing} | edit
+    (path / "config.json").write_text(json.dumps(config))
+    if head:
+        keep_only_head(path)
+    if words:
+        expect_refusal(path, words)
+        return
+    model = open_model(path)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert tied == changes.get("tie_word_embeddings", False), f"{what}: tied {tied}"
+    found, expected = gradients_of_program(path), gradients_of_model(model)
+    if wanted is DiffV2ForCausalLM:
+        found, expected = ({"loss": g["loss"]} for g in (found, expected))  # one key: no gradients of queries
+    if changes.get("num_experts_per_tok") == 1:  # its weight is 1: the router has no gradient
+        found, expected = ({n: a for n, a in g.items() if not n.endswith(".gate.weight")} for g in (found, expected))
+    expect_close(found, expected, torch.float32, what)
+    expect_evaluated_loss(path, model, what)
+    again = train(f"foreign/{number}", "--init", path, "--lr 1e-9")  # as the program writes it
+    written = open_model(again)
+    assert same_class(written, wanted), f"{what}: written as {type(written)}"
+    expect_same_logits(written, model.float(), what)
 
 
 def test_converted_directories_as_the_hub_has_them_keep_the_logits_of_their_model():
-    pairs, twice = "--attention diff_v2", "--heads 8"
-    cases = ((llama_directory, pairs), (llama_directory, twice), (qwen3_directory, pairs), (mixtral_directory, pairs))
-    for number, (write, model) in enumerate(cases):
+    pairs, fused = "--attention diff_v2", dict(fused=True)
+    for number, (kind, changes, model) in enumerate([
+        ("llama", {}, pairs), ("llama", {}, "--heads 8"), ("qwen3", {}, pairs), ("mixtral", {}, pairs),
+        ("mixtral", fused, pairs), ("mistral", dict(tie_word_embeddings=True, sliding_window=5), pairs),
+    ]):  # fmt: skip
         path = directory(f"converted/{number}/base")
         out = path.with_name("out")
-        write(path)
+        foreign_directory(path, kind, **changes)
+        if kind == "mistral":
+            keep_only_head(path)
         run(sys.executable, HERE.parent.parent / "scripts/export/convert.py", path, model, out).done()
         again = train(f"converted/{number}", "--init", out, "--lr 1e-9")
-        expect_same_logits(open_model(again), open_model(path), f"{write.__name__} with {model}")
+        expect_same_logits(open_model(again), open_model(path), f"{kind} {changes} with {model}")
 
 
 # What a model with experts may have beside them: more than one shared expert, dense layers, a bias, windows.

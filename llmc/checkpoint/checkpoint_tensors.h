@@ -23,6 +23,7 @@ CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host m
 #include "../base/files.h"
 #include "../model/tensors.h"
 #include "../ops/ops.h"
+#include "foreign_tensors.h"
 #include "safetensors.h"
 #include "safetensors_writer.h"
 #include "../model/sharding.h"
@@ -174,12 +175,6 @@ static inline void checkpoint_file_close(SafeTensorsWriter *w) {
     else safetensors_close_writer(w);
 }
 
-static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
-    int at = snprintf(out, 160, "[");
-    for (int d = 0; d < ndim && at < 140; d++) at += snprintf(out + at, 160 - at, "%s%zu", d ? "," : "", shape[d]);
-    snprintf(out + at, 160 - at, "]");
-}
-
 // Whether lm_head.weight has the type, shape and bytes of the embedding: some programs store it in tied models, too.
 static inline bool checkpoint_head_is_embedding(const SafeTensors *s) {
     const SafeTensor *e = safetensors_find(s, "model.embed_tokens.weight"), *h = safetensors_find(s, "lm_head.weight");
@@ -207,12 +202,7 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
     for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = safetensors_find(s, specs[i].name);
         CHECK(t, "%s: tensor %s is missing; %s", s->path, specs[i].name, reason);
-        char want[160], have[160];
-        shape_text(specs[i].ndim, specs[i].shape, want);
-        shape_text(t->ndim, t->shape, have);
-        bool same = t->ndim == specs[i].ndim;
-        for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
-        CHECK(same, "%s: tensor %s has shape %s; config.json implies %s", s->path, t->name, have, want);
+        tensor_check_shape(s, t, specs[i].ndim, specs[i].shape);
     }
     SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
     memcpy(sorted, specs, count * sizeof(SafeTensorSpec));
@@ -330,13 +320,19 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
     return broken == 0;
 }
 
+static inline SafeTensors *checkpoint_open_weights(const char *dir, const TensorList *list) {
+    SafeTensors *s = safetensors_open(dir);
+    foreign_tensors_view(s, list);
+    return s;
+}
+
 static const char *const checkpoint_other_model = "the weights do not match config.json";
 static const char *const checkpoint_other_optimizer =
     "another --optimizer or precision saved it: use --init to load only the weights";
 
 static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
     CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
-    SafeTensors *s = safetensors_open(dir);
+    SafeTensors *s = checkpoint_open_weights(dir, list);
     int count = 0;
     SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32, &count);
     checkpoint_compare(s, specs, count, checkpoint_other_model);
@@ -348,7 +344,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     CheckpointPart parts[CHECKPOINT_PARTS];
     const char *other_build = "this build has a different precision from the one that saved the checkpoint: use --init "
                               "to load only the weights";
-    SafeTensors *s = safetensors_open(dir);
+    SafeTensors *s = checkpoint_open_weights(dir, b->tensors);
     parts[0] = checkpoint_weights_part(b);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not the rounded weights

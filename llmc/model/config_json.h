@@ -16,8 +16,8 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
            file is rejected. Other keys are ignored. null is the same as a missing key. Defaults as in Llama
            configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
            rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
-           rope_parameters and rope_scaling must not scale angles. Where the class of model_type has another default,
-           the key must be there.
+           rope_parameters and rope_scaling must not scale angles: type "default", or "linear" with factor 1.
+           Where the class of model_type has another default, the key must be there.
   qwen3    Always normalizes queries and keys. Its windows apply if use_sliding_window is true; without layer_types,
            layers from max_window_layers on have the window. In a Ministral without layer_types all layers have it.
 */
@@ -42,6 +42,7 @@ typedef struct {
 static const ForeignClass foreign_classes[] = {
     {"llama", "LlamaForCausalLM", false, false, false, 0, 0, false, 0, 0, false},
     {"ministral", "MinistralForCausalLM", true, false, false, 8, 0, true, 0, 0, false},
+    {"mistral", "MistralForCausalLM", true, false, false, 8, 0, false, 0, 0, false},
     {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128, true, 0, 0, false},
     {"mixtral", "MixtralForCausalLM", true, false, false, 8, 0, false, 8, 2, true}, // rope_theta 1e6, rms_norm_eps 1e-5
 };
@@ -253,12 +254,16 @@ static inline double config_unscaled_rope(const ConfigReader *r, const char *key
     const cJSON *rope = config_item(r, key);
     if (!rope) return NAN;
     CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, config_value_text(rope).text);
+    const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
+    bool one = factor && factor->valuedouble == 1;
     for (const cJSON *e = rope->child; e; e = e->next) {
         if (strcmp(e->string, "rope_theta") == 0 || cJSON_IsNull(e)) continue;
+        bool share = strcmp(e->string, "partial_rotary_factor") == 0 || strcmp(e->string, "factor") == 0;
         bool type = strcmp(e->string, "rope_type") == 0 || strcmp(e->string, "type") == 0;
-        bool full = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
-        CHECK(full || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
-              "%s: %s has %s = %s; only rope_type \"default\" is supported", r->path, key,
+        const char *name = type && cJSON_IsString(e) ? e->valuestring : "";
+        bool unscaled = strcmp(name, "default") == 0 || (strcmp(name, "linear") == 0 && one);
+        CHECK((share && e->valuedouble == 1) || unscaled,
+              "%s: %s has %s = %s; supported are rope_type \"default\", and \"linear\" with factor 1", r->path, key,
               printable(e->string) ? e->string : "a key", config_value_text(e).text);
     }
     ConfigReader inner = *r;
@@ -344,8 +349,9 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
           "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
           config_value_text(types).text, c->L);
-    CHECK(!types || !foreign || !foreign->experts, "%s: layer_types is %s, but model_type is \"%s\", which ignores it",
-          r->path, config_value_text(types).text, foreign->type);
+    CHECK(!types || !foreign || !foreign->windows || foreign->layer_types,
+          "%s: layer_types is %s, but model_type is \"%s\", which ignores it", r->path, config_value_text(types).text,
+          foreign->type);
     if (types) config_read_layer_types(r, types, c);
     else if (window) config_read_first_window(r, c);
 }

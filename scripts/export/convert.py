@@ -4,8 +4,9 @@
   scripts/export/convert.py BASE --attention NAME OUT   a variant
   scripts/export/convert.py BASE --heads 2NH OUT        a baseline with twice the heads
 
-BASE is a Llama, Ministral, Qwen3 or Mixtral of the Hugging Face Hub, or a checkpoint of a baseline. OUT is for --init:
-a new directory with config.json, model.safetensors and the tokenizer of BASE. It appears whole or not at all.
+BASE is a Llama, Mistral, Ministral, Qwen3 or Mixtral of the Hugging Face Hub, or a checkpoint of a baseline. OUT is
+for --init: a new directory with config.json, model.safetensors and the tokenizer of BASE. It appears whole or not at
+all.
 
   pairs    Both query heads of a pair have the weights of a head of BASE: a_2i = a_2i+1. Their gradients have
            opposite signs: a pair separates by itself.
@@ -61,6 +62,7 @@ EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 CLASSES = {
     "llama": ("", "layer_types", {}),
     "ministral": ("sliding_window num_key_value_heads", "sliding_window layer_types", {}),
+    "mistral": ("sliding_window num_key_value_heads", "sliding_window", {}),
     "qwen3": ("num_key_value_heads head_dim", "sliding_window layer_types use_qk_norm", {"use_qk_norm": True}),
     "mixtral": ("num_key_value_heads rms_norm_eps rope_theta", "sliding_window num_local_experts", EXPERTS),
 }

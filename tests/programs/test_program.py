@@ -104,6 +104,33 @@ def test_weights_checked_first(tmp_path):
     result.one_line(FAILED, "config.json implies [16000000,12]")
 
 
+def test_stored_elsewhere(tmp_path):
+    """an embedding that is stored as lm_head.weight, and experts that are stored as one tensor, are read"""
+    sizes = fixtures.unpack(FIXTURE.with_stem("diff_v1.shared_experts"), tmp_path)
+    path = tmp_path / "model.safetensors"
+    batch = f"--batch-size {sizes['batch_size']} --seq-len {sizes['seq_len']} --threads 2"
+    dump = ["--init", tmp_path, "--train-data", tmp_path / "tokens.bin", batch, "--dump-grads", tmp_path / "grads"]
+    run_trainer(*dump).done()
+    wanted = (tmp_path / "grads").read_bytes()
+    stored, metadata = fixtures.safetensors_read(path.read_bytes())
+    stored["lm_head.weight"] = stored.pop("model.embed_tokens.weight")
+    for name in [name for name in stored if name.endswith(".experts.0.w1.weight")]:
+        layer, (_, (rows, columns), _) = name.removesuffix("block_sparse_moe.experts.0.w1.weight"), stored[name]
+        expert = lambda e, w: stored.pop(f"{layer}block_sparse_moe.experts.{e}.{w}.weight")[2]
+        joined = b"".join(expert(e, w) for e in range(5) for w in ("w1", "w3"))
+        stored[f"{layer}mlp.experts.gate_up_proj"] = ("F32", [5, 2 * rows, columns], joined)
+        joined = b"".join(expert(e, "w2") for e in range(5))
+        stored[f"{layer}mlp.experts.down_proj"] = ("F32", [5, columns, rows], joined)
+        stored[f"{layer}mlp.gate.weight"] = stored.pop(f"{layer}block_sparse_moe.gate.weight")
+    path.write_bytes(fixtures.safetensors_bytes(stored, metadata))
+    run_trainer(*dump).done()
+    same = (tmp_path / "grads").read_bytes() == wanted
+    assert same, "other gradients"
+    stored[f"{layer}mlp.experts.down_proj"] = ("F32", [5, rows, columns], joined)
+    path.write_bytes(fixtures.safetensors_bytes(stored, metadata))
+    run_trainer(*dump).one_line(FAILED, f"down_proj has shape [5,{rows},{columns}]; config.json implies [5,{columns}")
+
+
 def test_speed_of_micro_steps(corpus, tmp_path):
     """the speed of a step includes all its micro-steps"""
     # Three micro-steps of 4 x 16, and the time that is left by the steps since a resume, which measures the peak again.
