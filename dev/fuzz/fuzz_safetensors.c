@@ -1,7 +1,7 @@
 /*
 fuzz_safetensors.c: safetensors_open with a damaged file. Each small tensor is found by its name and read as each type,
 whole and in parts; the results must equal each other and the bytes of the file. Then the tensors are compared with
-those of a model (checkpoint_compare).
+those of a model with experts (checkpoint_compare), which may be parts of the file's tensors (foreign_tensors_view).
 
 Two of three mutations repair the length of the header; otherwise the reader rejects the file before the parser.
 */
@@ -14,6 +14,7 @@ const char fuzz_file[] = "model.safetensors";
 
 enum { READ_LIMIT = 1024, LENGTH_BYTES = 8 };
 static char path[PATH_SIZE];
+static TensorList list;
 static SafeTensorSpec *specs;
 static int spec_total;
 static double whole[READ_LIMIT], part[READ_LIMIT]; // large enough for every type
@@ -22,18 +23,17 @@ static ModelConfig small_config(void) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
     c.attention = variant_find("diff_v2");
-    c.V = 3, c.C = 2, c.L = 1, c.NH = 1, c.NKV = 1, c.D = 8, c.F = 2, c.T = 4;
+    c.V = 3, c.C = 2, c.L = 1, c.NH = 1, c.NKV = 1, c.D = 8, c.F = 2, c.T = 4, c.E = 2, c.K = 1, c.FE = 2;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = true;
     return c;
 }
 
 void fuzz_prepare(void) {
     ModelConfig c = small_config();
-    TensorList list = tensor_list_build(&c, 1);
+    list = tensor_list_build(&c, 1);
     CheckpointPart all = checkpoint_part("", NULL, DTYPE_F32, false);
     FORMAT(path, "%s/%s", fuzz_directory(), fuzz_file);
     specs = checkpoint_specs(&list, &all, 1, DTYPE_F32, &spec_total);
-    tensor_list_free(&list);
 }
 
 static void seed_types(void) {
@@ -53,9 +53,38 @@ static void seed_types(void) {
     safetensors_finish(w);
 }
 
+// The model as foreign_tensors.h describes it.
+static void seed_elsewhere(void) {
+    SafeTensorSpec *stored = (SafeTensorSpec *)checked_calloc((size_t)spec_total, sizeof(SafeTensorSpec));
+    static const size_t shapes[2][3] = {{2, 4, 2}, {2, 2, 2}};
+    static const char *const names[2] = {"gate_up_proj", "down_proj"};
+    int count = 0, experts = 0;
+    char to[PATH_SIZE];
+    for (int i = 0; i < spec_total; i++) {
+        SafeTensorSpec spec = specs[i];
+        bool expert = strstr(spec.name, ".experts.") != NULL;
+        if (expert && experts == 2) continue;
+        if (expert) {
+            FORMAT(spec.name, "model.layers.0.mlp.experts.%s", names[experts]);
+            spec.ndim = 3;
+            memcpy(spec.shape, shapes[experts++], sizeof(shapes[0]));
+        } else if (strstr(spec.name, "block_sparse_moe.gate")) FORMAT(spec.name, "model.layers.0.mlp.gate.weight");
+        else if (strstr(spec.name, "embed_tokens")) FORMAT(spec.name, "lm_head.weight");
+        stored[count++] = spec;
+    }
+    FORMAT(to, "%s/elsewhere", fuzz_seed_path);
+    SafeTensorsWriter *w = safetensors_create(to, stored, count, false);
+    for (int i = 0; i < count; i++) {
+        size_t elements = 1;
+        for (int d = 0; d < stored[i].ndim; d++) elements *= stored[i].shape[d];
+        safetensors_write(w, i, 0, whole, DTYPE_F64, elements);
+    }
+    safetensors_finish(w);
+    free(stored);
+}
+
 void fuzz_seeds(void) {
     ModelConfig c = small_config();
-    TensorList list = tensor_list_build(&c, 1);
     CheckpointBuffers b;
     memset(&b, 0, sizeof(b));
     char to[PATH_SIZE];
@@ -66,11 +95,11 @@ void fuzz_seeds(void) {
     checkpoint_weights_write(w, &b);
     checkpoint_file_close(w);
     seed_types();
+    seed_elsewhere();
     fuzz_seed("empty", "\2\0\0\0\0\0\0\0{}", 10);
     fuzz_seed("other", "\100\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"I64\",\"shape\":[0,9],\"data_offsets\":[0,0]}}          ",
               72);
     free(b.params);
-    tensor_list_free(&list);
 }
 
 static void read_tensor(const SafeTensors *s, const SafeTensor *t, const uint8_t *data, size_t size) {
@@ -115,6 +144,10 @@ void fuzz_one(const uint8_t *data, size_t size) {
         FUZZ_EXPECT(safetensors_find(s, t->name) == t, "tensor %s is not found", t->name);
         if (t->dtype != DTYPE_COUNT && t->count <= READ_LIMIT) read_tensor(s, t, data, size);
     }
+    foreign_tensors_view(s, &list);
+    for (size_t i = 0; i < s->count; i++)
+        FUZZ_EXPECT(s->tensors[i].end <= size && s->tensors[i].begin <= s->tensors[i].end, "tensor %s lies outside",
+                    s->tensors[i].name);
     checkpoint_compare(s, specs, spec_total, "it is not the model of this test");
     safetensors_close(s);
 }
