@@ -465,7 +465,8 @@ OWN_EXPERTS = [
 
 @pytest.mark.slow
 def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_gradients():
-    sizes = f"--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 20 --vocab {V}"
+    # with seed 1 a gradient of lambda is 40 times smaller than in other layers, and mostly rounding error
+    sizes = f"--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 20 --vocab {V} --seed 2"
     for number, options in enumerate(OWN_EXPERTS):
         path = train(f"experts/{number}", sizes, EXPERTS, options)
         model = open_model(path)
