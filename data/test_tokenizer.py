@@ -267,3 +267,29 @@ def test_an_unsupported_tokenizer_is_refused_with_the_reason(name, tmp_path):
     done = subprocess.run([ENCODE_TEXT, table], input=b"\1\0\0\0a", capture_output=True)
     lines = done.stderr.decode().splitlines()
     assert words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0]
+
+
+def renumber_added_tokens(config):
+    """Also one of the vocabulary, one that is repeated and one without text."""
+    texts = enumerate(("<b>", "the", "<a>", "", "<b>", "<|end"))
+    config["added_tokens"] += [{**ADDED, "lstrip": False, "id": 9000 - i, "content": text} for i, text in texts]
+
+
+def repeat_merges(config):
+    config["model"]["merges"] += config["model"]["merges"][:40]
+
+
+@pytest.mark.parametrize("change", [renumber_added_tokens, repeat_merges])
+def test_what_a_file_states_against_the_library_is_read_as_by_the_library(change, tmp_path):
+    path, table = tmp_path / "tokenizer.json", tmp_path / "tokenizer.bin"
+    config = json.loads(trained(token_table.GPT2).to_str())
+    change(config)
+    path.write_text(json.dumps(config))
+    size, _ = token_table.write_table(str(path), str(table))
+    library, samples = Tokenizer.from_file(str(path)), [*strings(400), "<a><b> the <|end|><|endoftext|>other"]
+    found = zip(samples, filter_in_c(table, "--bytes", samples))
+    assert not [text[:40] for text, (ids, _) in found if ids != library.encode(text).ids][:3]
+    tokens, _ = token_table.read_table(table)
+    for id_, added in library.get_added_tokens_decoder().items():
+        assert tokens[id_].decode() == added.content
+    assert size == max(library.get_vocab().values()) + 1

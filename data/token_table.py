@@ -136,14 +136,15 @@ def pre_tokenizer(config):
     return PATTERNS[expression], flags, None
 
 
-def added_tokens(config):
-    """(ids, reason) of the added tokens. The library ignores those without text."""
-    added = [a for a in config.get("added_tokens") or [] if a["content"]]
-    if any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added):
-        return [], "some of its added tokens include spaces or match only complete words"
-    if len({bool(a.get("normalized")) for a in added}) > 1:
-        return [], "its added tokens are matched in two passes, before and after normalization"
-    return [a["id"] for a in added], None
+def added_ids(vocab, added):
+    """{text: id} of the added tokens. The library ignores the ids of the file: a token of the vocabulary keeps its id
+    there, and another one follows the last. It also ignores a token without text, and a text that occurs again."""
+    ids, last = {}, len(vocab) - 1
+    for text in (a["content"] for a in added):
+        if text and text not in ids:
+            ids[text] = vocab.get(text, last + 1)
+            last = max(last, ids[text])
+    return ids
 
 
 def read_tokenizer(path):
@@ -172,7 +173,7 @@ def table_of(path, config):
         sys.exit(f"token_table.py: {path}: its decoder is {names}; supported are {supported}")
     alphabet = byte_alphabet()
     vocab, added = dict(model["vocab"]), config.get("added_tokens") or []
-    contents = {a["content"]: a["id"] for a in added}
+    contents = added_ids(vocab, added)
     ids = [*vocab.values(), *contents.values()]
     if not ids or not all(type(i) is int and 0 <= i < VOCABULARY_LIMIT for i in ids):
         sys.exit(f"token_table.py: {path}: damaged: token ids must be integers from 0 to {VOCABULARY_LIMIT - 1}")
@@ -189,25 +190,30 @@ def table_of(path, config):
             tokens[token], odd = text.encode(), odd + 1
     for text, token in contents.items():
         tokens[token] = piece_bytes(text) if pieces else text.encode()
-    merges = []
+    merges = {}
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         if not all(text in vocab for text in (left, right, left + right)):
             wrong = f"a part or the result of the merge of {left!r} and {right!r} is not a token"
             sys.exit(f"token_table.py: {path}: damaged: {wrong}")
-        merges.append((vocab[left], vocab[right], vocab[left + right]))
+        pair = vocab[left], vocab[right]
+        merges.pop(pair, None)  # a pair that occurs twice has the rank of the last one, as in the library
+        merges[pair] = vocab[left + right]
     pattern, flags, reason = pre_tokenizer(config.get("pre_tokenizer"))
-    ids, added_reason = added_tokens(config)
     if model.get("ignore_merges"):
         flags |= IGNORE_MERGES
     if STRIP in decoder:
         flags |= STRIP_SPACE
     missing = 256 - len({t for t in tokens if len(t) == 1})
+    added = [a for a in added if a["content"]]
+    spaces = any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added)
+    passes = len({bool(a.get("normalized")) for a in added}) > 1
     checks = (
         (pieces, "its tokens are not byte-level"),
         (reason, reason),
         (config.get("normalizer"), f"its normalizer is {(config.get('normalizer') or {}).get('type')}"),
-        (added_reason, added_reason),
+        (spaces, "some of its added tokens include spaces or match only complete words"),
+        (passes, "its added tokens are matched in two passes, before and after normalization"),
         (missing, f"{missing} of the 256 bytes have no token"),
         (odd, f"{odd} of its tokens are not in the byte-level alphabet"),
         (model.get("byte_fallback"), "its model falls back to bytes"),
@@ -220,8 +226,8 @@ def table_of(path, config):
         "tokens": tokens,
         "pattern": pattern,
         "flags": flags,
-        "merges": merges,
-        "added": ids,
+        "merges": [(*pair, result) for pair, result in merges.items()],
+        "added": list(contents.values()),
         "reason": "; ".join(why),
     }
 
@@ -236,8 +242,6 @@ def table_bytes(table, separator):
     tokens, merges, reason = table["tokens"], table["merges"], table["reason"].encode()
     ranges = class_ranges(table["pattern"] == PATTERNS[O200K]) if table["pattern"] and not reason else []
     texts = b"".join(tokens)
-    if len(set(m[:2] for m in merges)) != len(merges):
-        sys.exit("token_table.py: a merge occurs twice: the tokenizer is damaged")
     header = struct.pack(
         "<8s12I",
         b"DV2TOK\0\1",

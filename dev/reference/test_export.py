@@ -399,6 +399,16 @@ def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
     assert found["attention"] == "baseline" and found["model_type"] == "diffv2" and "auto_map" in found, found
 
 
+def test_the_text_of_the_separator_is_that_of_its_id_in_the_library():
+    place = directory("renumbered")
+    tokenizer = export_hub.byte_tokenizer(None)
+    tokenizer["added_tokens"] = [export_hub.special_token(id_, text) for id_, text in ((300, "<a>"), (256, "<b>"))]
+    (place / "tokenizer.json").write_text(json.dumps(tokenizer))
+    _, settings = export_hub.exported_tokenizer(place, config_of(FIXTURES / "diff_v2.odd"), None, 256)
+    library = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+    assert settings["bos_token"] == library.id_to_token(256) == "<a>"
+
+
 def test_an_unknown_separator_is_reported_and_a_given_one_used():
     status, error, out = export(FIXTURES / "diff_v2.odd", "unknown")
     assert status == 0 and "--separator ID" in error and not (out / "generation_config.json").exists(), error

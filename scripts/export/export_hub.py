@@ -38,7 +38,9 @@ from math import prod
 from operator import mul
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "data"))
 from model_card import model_card
+from token_table import added_ids
 
 CODE = Path(__file__).resolve().parent / "modeling_diffv2.py"
 CLASSES = {  # of modeling_diffv2.py
@@ -153,7 +155,8 @@ def exported_tokenizer(checkpoint, config, table, separator):
         text = json.dumps(byte_tokenizer(separator), indent=2, ensure_ascii=False)
     else:
         return None
-    added = {a["id"]: a["content"] for a in json.loads(text).get("added_tokens") or []}
+    own = json.loads(text)
+    added = {id_: text for text, id_ in added_ids(own["model"]["vocab"], own.get("added_tokens") or []).items()}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
