@@ -181,6 +181,7 @@ def convert(base, out, attention, heads):
     verify(base)
     weights = list(read_weights(base))
     size = sum(3 * len(json.dumps(name)) + 500 for name, _, _ in weights)  # and at most two new tensors for each
+    size += -size % 8  # tensors are aligned in memory when the file is mapped
     target = {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention}
     target |= {"num_attention_heads": wanted, "upcycled_from": str(base)}
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
