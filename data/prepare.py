@@ -13,10 +13,10 @@ complete shard.
 
 A text file is one document, or several with --delimiter. Documents for validation are spread over the corpus; of a
 single document, it is the last part (data/validation.py). A warning says when they are more than 10% of the text. Files
-of a directory with other suffixes, and links to directories in it, are skipped and listed. A file that occurs twice,
-also under another name, is an error: its text could be in training and in validation. Empty documents are skipped.
-Input that is not UTF-8, not JSON, has no text, or exceeds --max-document is an error, or is skipped and counted with
---skip-bad.
+of a directory with other suffixes, names in it that begin with a dot, and links to directories are skipped and listed.
+A file that occurs twice, also under another name, is an error: its text could be in training and in validation. Empty
+documents are skipped. Input that is not UTF-8, not JSON, has no text, or exceeds --max-document is an error, or is
+skipped and counted with --skip-bad.
 """
 
 import fcntl

@@ -87,12 +87,14 @@ def some_of(paths, most=8):
 
 
 def files_below(root, notes, out=None):
-    """The files below a directory in order, without those of `out` and of links to directories. notes: names these
-    links. Raises OSError for a directory that cannot be read."""
-    found, links, rest = [], [], [root]
+    """The files below a directory in order, without those of `out`, of links to directories, and of names that begin
+    with a dot. notes: prints what is left out. Raises OSError for a directory that cannot be read."""
+    found, links, hidden, rest = [], [], [], [root]
     while rest:
         for path in rest.pop().iterdir():
-            if path.is_file():
+            if path.name.startswith("."):  # such as the copies of editors, whose text would be there twice
+                hidden.append(path)
+            elif path.is_file():
                 found.append(path)
             elif path.is_symlink() and not path.exists():
                 raise BadInput(f"{path} is a link to {os.readlink(path)}, which does not exist: remove the link")
@@ -100,8 +102,9 @@ def files_below(root, notes, out=None):
                 links.append(path)
             elif path.is_dir() and path.resolve() != out:
                 rest.append(path)
-    if links and notes:
-        print(f"skipped links to directories: {some_of(sorted(links))}", file=sys.stderr, flush=True)
+    for what, paths in (("links to directories", links), ("hidden files", hidden)):
+        if paths and notes:
+            print(f"skipped {what}: {some_of(sorted(paths))}", file=sys.stderr, flush=True)
     return sorted(found)
 
 

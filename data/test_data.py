@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
+import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 import shards
@@ -544,6 +545,15 @@ def test_skipped_files_are_listed():
     for name in ("a.txt", "b.TXT"):
         Path("in", name).unlink()
     assert "0.log" in refused("has no files that end in", "q", "in", BYTES).err
+
+
+def test_names_that_begin_with_a_dot_are_skipped_as_by_pyarrow():
+    for name in ("a.txt", "b/c.txt", ".a.txt", "b/._c.txt", ".ipynb_checkpoints/a-checkpoint.txt"):
+        write(f"in/{name}", f"text of {name}")
+    done = prepare("in --out o", BYTES).done()
+    assert done.err.startswith("skipped hidden files: in/.a.txt, in/.ipynb_checkpoints, in/b/._c.txt\n"), done
+    seen = pyarrow.dataset.dataset("in", pyarrow.schema([]), "csv").files
+    expect_documents("o", [Path(name).read_text() for name in seen])
 
 
 def test_a_file_that_is_in_the_input_twice_is_refused():
