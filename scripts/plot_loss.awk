@@ -10,7 +10,9 @@ function number_of(key,    at) { # value of a key of the object in this line; ""
     at = substr($0, at + length(key) + 3)
     sub(/^ */, "", at)
     sub(/[,}].*/, "", at)
-    return at ~ /^[-+0-9.eE]+$/ ? at + 0 : ""
+    if (at !~ /^[-+0-9.eE]+$/) return ""
+    sub(/[.]/, point, at)
+    return at + 0
 }
 function draw(loss, column, sign) {
     if (loss > high) {
@@ -30,6 +32,7 @@ function take(loss) {
 BEGIN {
     if (!width) width = 60
     if (!height) height = 15
+    point = substr(sprintf("%.1f", 0), 2, 1) # of the locale, in which mawk reads numbers
 }
 /"kind": *"(train|val)"/ {
     loss = number_of("loss")

@@ -7,6 +7,7 @@
 # Usage: scripts/quickstart.sh [--minutes M]
 #   --minutes M   of training, 0.2 to 10000 (default 3)
 set -euo pipefail
+export LC_ALL=C # awk may read numbers as the locale writes them
 cd "$(dirname "$0")/.."
 
 fail() {

@@ -1,12 +1,13 @@
 """Lines of progress on a terminal, in a file and under mpirun; failures before the first step."""
 
 import errno
+import json
 import os
 import re
 import shlex
 
 import pytest
-from program import FAILED, SMALL, USAGE, run, run_trainer, trainer, words_of
+from program import FAILED, ROOT, SMALL, USAGE, run, run_trainer, trainer, words_of
 from ranks import OPENMPI, skip_without_mpi
 
 
@@ -82,3 +83,17 @@ def test_early_failure(corpus, tmp_path, options):
     result = run_trainer(options, "--steps 2 --out", tmp_path / "some/where", cwd=corpus)
     assert result.status in (FAILED, USAGE) and "options (" not in result.out
     assert not (tmp_path / "some").exists()
+
+
+def test_plot_in_a_locale_with_commas(tmp_path):
+    """the plot of the losses has the numbers of the log in a locale that writes them with a comma"""
+    run("localedef -i de_DE -f UTF-8", tmp_path / "de_DE.UTF-8")
+    if not (tmp_path / "de_DE.UTF-8").exists():
+        pytest.skip("localedef has no sources of locales")
+    losses = [1.4 + 0.1 * i for i in range(15)]
+    records = [json.dumps({"kind": "train", "step": 15 - i, "loss": loss}) for i, loss in enumerate(losses)]
+    (tmp_path / "log.jsonl").write_text("\n".join(records) + "\n")
+    locale = {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE.UTF-8"}
+    plot = run("awk -f", ROOT / "scripts/plot_loss.awk", tmp_path / "log.jsonl", env=locale).done().out
+    labels = re.findall(r"^ +([\d.,]+) \|", plot, re.M)
+    assert [label.replace(",", ".") for label in labels] == [f"{loss:.2f}" for loss in losses[::-2]]
