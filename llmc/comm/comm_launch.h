@@ -156,7 +156,7 @@ static inline bool launch_make_directory(const char *parent, char *path) {
 }
 
 static inline void launch_connect_by_mpi(const CommStart *start, char *path, char *data, size_t bytes, int parts) {
-    const char *temporary = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    const char *temporary = getenv("TMPDIR") && *getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
     if (comm.rank == 0) {
         struct stat st; // a file in the place of --out: the options are refused later
         bool usable = start->directory && (stat(start->directory, &st) != 0 || S_ISDIR(st.st_mode));

@@ -4,13 +4,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
+import tempfile
 import threading
+from pathlib import Path
 from time import monotonic
 
 import pytest
-from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
-from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
+from program import DONE, FAILED, USAGE, Started, beside, linked_with, run, run_trainer, trainer
+from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, skip_without_mpi
+from ranks import train_ranks
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,21 @@ def test_hidden_directory(short):
     result = mpirun("-n 1", faulty(), *train, ": -n 1", hide, faulty(), *train, cwd=short)
     result.one_line(FAILED, "rank 1 on ")
     assert not any((short / "shared").iterdir())
+
+
+def test_empty_temporary_directory(short, monkeypatch):
+    """an empty TMPDIR is none, as for Python: the ranks meet in /tmp, not in the root directory"""
+    skip_without_mpi()
+    monkeypatch.setenv("TMPDIR", "")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    there, options = Path(tempfile.gettempdir()), "--train-data train.bin --steps 100000 --batch-size 2"
+    before = {*there.glob("ranks.*"), *Path("/").glob("ranks.*")}
+    with Started("mpirun -q -n 2", faulty(), options, SMALL_OF_RANKS, cwd=short, env=OPENMPI) as launcher:
+        launcher.wait_until(lambda: "step" in launcher.printed()[0])
+        found = {*there.glob("ranks.*"), *Path("/").glob("ranks.*")} - before
+        launcher.send_signal(signal.SIGUSR1)
+        launcher.end()
+    assert {path.parent for path in found} == {there}
 
 
 @pytest.fixture
