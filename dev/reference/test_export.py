@@ -21,6 +21,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, DiffLlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -297,7 +298,7 @@ def test_the_card_states_what_the_run_states():
     loss = [json.loads(line)["loss"] for line in log.read_text().splitlines() if '"val"' in line][-1]
     later = {"kind": "val", "step": 61, "loss": 1.0, "windows": 1}  # than the checkpoint
     with log.open("a") as f:
-        for record in ({"kind": "choices", "step": 60, "name": "task", "examples": 9, **value}, later):
+        for record in ({"kind": "choices", "step": 60, "name": "a|b", "examples": 9, **value}, later):
             f.write(json.dumps(record) + "\n")
     card = (exported(checkpoint, "card") / "README.md").read_text()
     run = json.loads((checkpoint.parent.parent / "run.json").read_text())
@@ -307,7 +308,6 @@ def test_the_card_states_what_the_run_states():
         f"`corpus`: {len(TEXT.encode()):,} tokens |",
         "| trained on | 15,360 tokens in 60 steps |",
         f"{loss:.4f} nats per token (8 windows of `train_*.bin`, step 60)",
-        "accuracy 0.500 [0.304, 0.696] of 9 examples (chance 0.250)",
         f"diffv2.c {run['version']}, revision {run['revision']}",
         "--lr 0.01",
         "--val-data 'train_*.bin'",
@@ -315,6 +315,9 @@ def test_the_card_states_what_the_run_states():
     ):
         assert text in card, f"{text} is not in {card}"
     assert str(WORK.name) not in card, card
+    parsed = MarkdownIt().enable("table").parse(card)
+    cells = [token.children[0].content for token in parsed if token.type == "inline" and token.children]
+    assert cells[cells.index("a|b") + 1] == "accuracy 0.500 [0.304, 0.696] of 9 examples (chance 0.250)", cells
     alone = directory("alone")
     for name in ("config.json", "model.safetensors"):
         (alone / name).symlink_to(checkpoint / name)

@@ -97,7 +97,8 @@ def model_card(checkpoint, config, separator, bos):
     """config: as exported; bos: whether the tokenizer has a text for the separator"""
     code = ", trust_remote_code=True" if "auto_map" in config else ""
     attention = config.get("attention", config["model_type"])
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows(checkpoint, config, separator))
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows(checkpoint, config, separator)]
+    table = "\n".join(f"| {name} | {value} |" for name, value in cells)
     starts = "\n".join(commands(checkpoint))
     training = f"Training:\n\n{starts}\n\n" if starts else ""
     prompt = 'pipe.tokenizer.bos_token + "Once upon a time"' if bos else '"Once upon a time"'
