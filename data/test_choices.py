@@ -52,7 +52,9 @@ RECORDS = {
         [("Ice is cold because", ["   a bee", "   naïve 数学", "   red"], 0)],
     ),
 }
-RECORDS["arc_challenge"] = RECORDS["arc_easy"]
+[ARC], ARC_WANTED = RECORDS["arc_easy"]
+NUMBERS = {**LETTERS, "label": ["1", "2", "3"]}  # of some questions; lm-evaluation-harness: label.index(answerKey)
+RECORDS["arc_challenge"] = [{**ARC, "choices": NUMBERS, "answerKey": "3"}], ARC_WANTED
 
 
 def prepare(task, local, out, *options, tokenizer="bytes"):
