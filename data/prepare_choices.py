@@ -30,7 +30,7 @@ python_environment.ensure("data")
 
 import prepare
 from choices import Example, write_choices
-from sources import BadInput, Documents, fetch, first_line, hub_inputs, kind_of, local_inputs
+from sources import BadInput, Documents, fetch, first_line, hub_inputs, json_value, kind_of, local_inputs
 
 BATCH = 1000  # records that are encoded together
 
@@ -137,7 +137,7 @@ class Records(Documents):
 
     def json_text(self, line, number):
         try:
-            record = json.loads(self.decode(line, f"line {number}"))
+            record = json_value(self.decode(line, f"line {number}"))
         except (ValueError, RecursionError):
             record = None
         return record if isinstance(record, dict) else self.problem(f"{self.name}: line {number} is not a JSON object")

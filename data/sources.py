@@ -209,6 +209,11 @@ def first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def json_value(text):
+    """The value of a JSON text. Long integers, of which Python refuses to read any, become floats."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 100 else float(digits))
+
+
 def unpacked(path, name):
     """Yields (decompressed data, bytes of the file that have been read). Raises EOFError for a truncated file."""
     with open(path, "rb") as raw:
@@ -340,7 +345,7 @@ class Documents:
         if text is None:
             return None
         try:
-            value = json.loads(text)
+            value = json_value(text)
         except (ValueError, RecursionError):
             return self.problem(f"{self.name}: line {number} is not JSON")
         held = value.get(self.val_field) if isinstance(value, dict) and self.val_field else None
