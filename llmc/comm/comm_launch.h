@@ -65,7 +65,11 @@ static inline int launch_environment_int(const char *name, int low, int high) {
 static inline int launch_process_count(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
         if (getenv(launch_mpi_variables[i])) return launch_environment_int(launch_mpi_variables[i], 1, LAUNCH_LIMIT);
-    return launch_in_slurm_step() ? launch_environment_int("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT) : 1;
+    if (launch_in_slurm_step()) return launch_environment_int("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT);
+    const char *torch = getenv("TORCHELASTIC_RUN_ID") ? getenv("WORLD_SIZE") : NULL;
+    CHECK(!torch || atoi(torch) < 2,
+          "torchrun has started %s processes, and each would train alone: use mpirun or srun", torch);
+    return 1;
 }
 
 static inline bool launch_has_launcher(void) {

@@ -68,6 +68,9 @@ def test_different_ranks(short):
     # a build without MPI, and a launcher that MPI does not support
     result = run(beside("single_diffv2"), *common, cwd=short, env={"OMPI_COMM_WORLD_SIZE": "2"})
     result.one_line(FAILED, "built without MPI")
+    for name in ("single_diffv2", "faulty_diffv2"):
+        result = run(beside(name), *common, cwd=short, env={"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"})
+        result.one_line(FAILED, "torchrun has started 2 processes, and each would train alone")
     slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
     result = run(*trainer(), *common, cwd=short, env={**OPENMPI, **slurm})
     assert [line for line in result.err.splitlines() if line.startswith("diffv2: ")] == result.err.splitlines()[-1:]
