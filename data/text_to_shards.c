@@ -6,7 +6,8 @@ text_to_shards: converts text to shards of tokens, the training data of train_di
               number and the first file that has one are printed on stderr.
   binary      The first 256 KiB of a file decide. In a directory, a file with a NUL byte, or of which more than half is
               not UTF-8, is skipped and listed. Such a file on the command line, or stdin, is an error, unless it is
-              UTF-8 apart from its NUL bytes, which are dropped.
+              UTF-8 apart from its NUL bytes, which are dropped. UTF-16 is binary, by its byte order mark. The mark of
+              UTF-8 at the beginning of a file is skipped; elsewhere it is text.
   --bpe N     A byte-level BPE of at most N tokens is trained on the documents for training (bpe.h), and its tokens
               replace the bytes. Token 0 is <|endoftext|>; where a document spells it out, it is encoded as other text.
               Every byte is encoded, also NUL and what is not UTF-8. A piece of text of more than CHUNK bytes without a
@@ -216,7 +217,10 @@ static bool skip_binary(Converter *c, const unsigned char chunk[CHUNK], size_t s
     if (size >= sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
     if (magic == MAGIC_U16 || magic == MAGIC_U32)
         check_failed("%s is a token shard, not text: remove it from the input", path);
-    if (2 * invalid <= size && (zeros == 0 || (named && invalid == 0))) return false;
+    bool utf16 = size >= 2 && (memcmp(chunk, "\xFF\xFE", 2) == 0 || memcmp(chunk, "\xFE\xFF", 2) == 0);
+    if (!utf16 && 2 * invalid <= size && (zeros == 0 || (named && invalid == 0))) return false;
+    CHECK(!named || !utf16, "%s is UTF-16 or UTF-32: it begins with %02X %02X: convert it to UTF-8, or remove it", path,
+          chunk[0], chunk[1]);
     CHECK(!named,
           "%s is not text: %zu of its first %zu bytes are NUL and %zu are not UTF-8; convert it to UTF-8, or remove it "
           "from the input",
@@ -231,10 +235,12 @@ static bool skip_binary(Converter *c, const unsigned char chunk[CHUNK], size_t s
 static void read_text(Converter *c, int fd, const char *path, bool named) {
     static unsigned char chunk[CHUNK + 3]; // utf8_length reads 3 bytes more
     uint64_t bytes = 0;
-    for (size_t n; (n = read_chunk(fd, chunk, path)) > 0; bytes += n) {
+    size_t mark = 0; // the size of a byte order mark that begins the chunk
+    for (size_t n; (n = read_chunk(fd, chunk, path)) > 0; bytes += n - mark, mark = 0) {
         memset(chunk + n, 0, 3);
         if (bytes == 0 && skip_binary(c, chunk, n, path, named)) return;
-        for (size_t i = 0; i < n; i++) {
+        if (bytes == 0 && memcmp(chunk, "\xEF\xBB\xBF", 3) == 0) mark = 3;
+        for (size_t i = mark; i < n; i++) {
             if (chunk[i] != SEPARATOR || c->options.bpe) text_byte(c, chunk[i]);
             else if (c->dropped++ == 0) snprintf(c->first_dropped, sizeof(c->first_dropped), "%s", path);
         }

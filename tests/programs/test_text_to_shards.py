@@ -47,7 +47,9 @@ def test_converter_bytes(converter, tmp_path):
         texts[name] = f"text of {name}\r\nno newline at its end".encode()
     (tmp_path / "in/a").mkdir(parents=True)
     (tmp_path / "in/a/loop").symlink_to("..")
-    for name, text in [*texts.items(), ("in/empty", b"")]:
+    mark = b"\xef\xbb\xbf"  # a byte order mark, which is text in the middle of a file
+    texts["in/a.txt"] += mark
+    for name, text in [*texts.items(), ("in/empty", mark), ("in/a.txt", mark + texts["in/a.txt"])]:
         (tmp_path / name).write_bytes(text)
     result = run(*converter, "--out out --val-fraction 0 --shard-tokens 100 z in", cwd=tmp_path).done()
     result.one_line(DONE, "skipped in/a/loop, a link to a directory")
@@ -83,10 +85,14 @@ def test_planted_links(converter, tmp_path):
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
 
 
-BINARY = {  # name: content, the numbers of NUL bytes and of bytes that are not UTF-8
-    "image.png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 3, 1),
-    "windows.txt": ("\ufeffwide".encode("utf-16-le"), 4, 2),
-    "koi8.txt": ("другой код".encode("koi8-r"), 0, 9),
+BINARY = {  # name: content, words of the error
+    "image.png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not text: 3 of its first 16 bytes are NUL and 1 are not UTF-8"),
+    "windows.txt": ("\ufeffwide 数学".encode("utf-16-le"), "is UTF-16 or UTF-32: it begins with FF FE: convert it"),
+    "utf16.txt": ("\ufeff数学".encode("utf-16-be"), "is UTF-16 or UTF-32: it begins with FE FF: convert it"),
+    "koi8.txt": (
+        "другой код".encode("koi8-r"),
+        "is not text: 0 of its first 10 bytes are NUL and 9 are not UTF-8; convert it",
+    ),
 }
 TEXT = {
     "dictionnaire": "déjà vu, à bientôt".encode("latin-1"),
@@ -101,25 +107,25 @@ def test_converter_binary_files(converter, tmp_path):
     for name, text in [*TEXT.items(), *((name, binary[0]) for name, binary in BINARY.items())]:
         (tmp_path / "in" / name).write_bytes(text)
     result = run(*converter, "--out out --val-fraction 0 in", cwd=tmp_path).done()
-    assert "skipped 4 binary files: in/image.png, in/koi8.txt, in/stray, in/windows.txt\n" in result.err
+    names = "in/image.png, in/koi8.txt, in/stray, in/utf16.txt, in/windows.txt"
+    assert f"skipped 5 binary files: {names}\n" in result.err
     assert "dropped 1 NUL bytes, the first in in/late\n" in result.err and result.err.count("\n") == 2
     assert tokens_of(tmp_path / "out", "train") == b"".join(b"\0" + t.replace(b"\0", b"") for t in TEXT.values())
     for i in range(6):
         (tmp_path / f"in/{i}").write_bytes(b"\0")
     result = run(*converter, "--out more in", cwd=tmp_path).done()
     names = "in/0, in/1, in/2, in/3, in/4, in/5, in/image.png, in/koi8.txt"
-    assert f"skipped 10 binary files: {names}, ...\n" in result.err
+    assert f"skipped 11 binary files: {names}, ...\n" in result.err
 
 
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("by", ["file", "stdin"])
 def test_converter_named_binary_file(converter, inputs, name, by):
     """the converter rejects a named binary file"""
-    text, zeros, invalid = BINARY[name]
+    text, words = BINARY[name]
     (inputs / name).write_bytes(text)
     given = {"stdin": text} if by == "stdin" else {}
     result = run(*converter, "--out out t", "-" if given else name, cwd=inputs, **given)
-    words = f"is not text: {zeros} of its first {len(text)} bytes are NUL and {invalid} are not UTF-8; convert it"
     expect_error(inputs, result, FAILED, f"{'stdin' if given else name} {words}")
 
 
@@ -252,6 +258,7 @@ MISTAKES = [  # arguments, words of the error
 INPUTS = [
     ("--out out t nowhere", "nowhere"),
     ("--out out t e", "e is empty"),
+    ("--out out t mark", "mark is empty"),
     ("--out out -", "stdin is empty"),
     ("--out out d", "no text"),
     ("--out out --bpe 512 d", "no text"),
@@ -278,7 +285,7 @@ def inputs(converter, tmp_path):
     """A directory with texts, an empty file, NUL bytes, directories without text and with a broken link, a corpus."""
     for name in ("d", "links"):
         (tmp_path / name).mkdir()
-    for name, text in {"t": "some text", "e": "", "x": "x", "d/e": "", "z": "\0" * 10}.items():
+    for name, text in {"t": "some text", "e": "", "x": "x", "d/e": "", "z": "\0" * 10, "mark": "\ufeff"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "links/link").symlink_to("nowhere")
     run(*converter, "--out done t", cwd=tmp_path).done()
