@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import shards
 import token_table
-from test_tokenizer import SPACES, WORDS, filter_in_c, strings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from program import SHAPE, run
+from test_tokenizer import SPACES, WORDS, filter_in_c, strings, train_bpe
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from program import SHAPE, read_json, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,14 +26,7 @@ def library(size, documents):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[SEPARATOR],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    return tokenizer
+    return train_bpe(tokenizer, size, documents, [SEPARATOR])
 
 
 def convert(directory, size, documents, *options):
@@ -52,10 +45,6 @@ def documents_of(out):
     begins = [i for i, token in enumerate(tokens) if token == 0] + [len(tokens)]
     assert begins[0] == 0
     return [tokens[begin + 1 : end] for begin, end in zip(begins, begins[1:])]
-
-
-def read_json(path):
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def languages():
@@ -124,19 +113,7 @@ def test_a_document_that_is_read_in_parts_has_the_same_pieces(tmp_path):
 
 def test_the_corpus_has_every_byte_of_the_text(tmp_path):
     rng = random.Random(1)
-    parts = [
-        b"\xe2\x82\xac",
-        b"\xe2\x82",
-        b"\x82",
-        b"\xff",
-        b"\0",
-        b"caf\xe9 ",
-        b"a",
-        b" ",
-        b"'re",
-        b"\xed\xa0\x80",
-        b"\xf0\x9f",
-    ]
+    parts = b"\xe2\x82\xac|\xe2\x82|\x82|\xff|\0|caf\xe9 |a| |'re|\xed\xa0\x80|\xf0\x9f".split(b"|")
     text = b"The first 256 KiB decide whether a file is text. " * 5500
     documents = [text + b"".join(rng.choice(parts) for _ in range(10000)) for _ in range(2)]
     documents += [b"\0", text + bytes(range(256)) + rng.randbytes(300_000), text + b"\xe2\x82"]

@@ -89,6 +89,18 @@ def training_text():
         yield " ".join(rng.choice(WORDS) for _ in range(20))
 
 
+def train_bpe(tokenizer, size, documents, special=()):
+    """The tokenizer after training on documents with an alphabet of all bytes."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
 @functools.cache
 def trained(expression, prefix_space=False, special=True):
     tokenizer = Tokenizer(models.BPE())
@@ -102,14 +114,7 @@ def trained(expression, prefix_space=False, special=True):
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=4000,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-        special_tokens=["<|endoftext|>", "<|end"] if special else [],
-    )
-    tokenizer.train_from_iterator(training_text(), trainer)
-    return tokenizer
+    return train_bpe(tokenizer, 4000, training_text(), ["<|endoftext|>", "<|end"] if special else [])
 
 
 def add_whole_words(config):
