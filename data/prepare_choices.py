@@ -203,11 +203,13 @@ def read_examples(task, inputs, directory, tokenizer, prefix, most):
 def corpus_tokenizer(directory):
     """The tokenizer and the separator of a corpus directory."""
     try:
-        corpus = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
+        corpus = json.loads((directory / "corpus.json").read_text(encoding="utf-8-sig"))
         separator = (corpus["separator"] or {}).get("token")
         name, size = corpus["tokenizer"], corpus["vocab_size"]
     except FileNotFoundError:
-        raise BadInput(f"{directory} has no corpus.json: it is not a corpus, or unfinished") from None
+        file = directory / "tokenizer.json"
+        how = f"; its tokenizer alone is --tokenizer {file}" if file.exists() else ""
+        raise BadInput(f"{directory} has no corpus.json: it is not a corpus, or unfinished{how}") from None
     except (ValueError, KeyError, AttributeError, TypeError):
         raise BadInput(f"{directory}/corpus.json is damaged") from None
     if name == "bytes":

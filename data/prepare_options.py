@@ -14,63 +14,54 @@ def fail(text):
 
 def parse_arguments(description):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="CORPUS|PATH")
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument(
-        "--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub"
-    )
-    parser.add_argument(
-        "--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents"
-    )
-    parser.add_argument(
-        "--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="CORPUS|PATH")
+    add("--out", required=True, metavar="DIR")
+    add("--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub")
+    add("--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents")
+    add("--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)")
+    add(
         "--separator-place",
         choices=("before", "after"),
         default="before",
         help="position relative to a document (before)",
     )
-    parser.add_argument(
-        "--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)"
-    )
-    parser.add_argument(
+    add("--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)")
+    add(
         "--delimiter",
         metavar="TEXT",
         help="separates the documents of a text file; escapes such as \\f and \\n are allowed",
     )
-    parser.add_argument(
+    add(
         "--val-tokens",
         type=float,
         metavar="N",
         help="about this many tokens for validation (1%% of the text, at most 1e6)",
     )
-    parser.add_argument(
+    add(
         "--val-field",
         metavar="NAME",
         help="JSON lines: documents with this field are for validation, and each value gets shards val_N_VALUE.bin",
     )
-    parser.add_argument(
+    add(
         "--shard-tokens",
         type=float,
         default=1e8,
         metavar="N",
         help="a shard ends with the document that reaches this number (1e8)",
     )
-    parser.add_argument(
+    add(
         "--max-tokens",
         type=float,
         default=0,
         metavar="N",
         help="stop after the document that reaches this number; 0: all (0)",
     )
-    parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
-    parser.add_argument("--skip-bad", action="store_true", help="skip and count invalid documents")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)"
-    )
-    parser.add_argument("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
-    parser.add_argument("--force", action="store_true", help="replace the corpus in DIR")
+    add("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
+    add("--skip-bad", action="store_true", help="skip and count invalid documents")
+    add("--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)")
+    add("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
+    add("--force", action="store_true", help="replace the corpus in DIR")
     options = parser.parse_args()
     for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "workers"):
         value, least = getattr(options, name), 0 if name == "max_tokens" else 1
@@ -82,9 +73,11 @@ def parse_arguments(description):
         setattr(options, name, int(value))
     if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 24:
         parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
+    if options.train_bpe and options.tokenizer != "gpt2":
+        parser.error("--train-bpe and --tokenizer are mutually exclusive")
     if options.shard_tokens > 2**32 - 1 - options.max_document:
         parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
-    options.bytes = options.tokenizer == "bytes" and not options.train_bpe
+    options.bytes = options.tokenizer == "bytes"
     if options.delimiter is not None:
         try:
             options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
@@ -119,6 +112,10 @@ def checked_arguments(description):
     options = parse_arguments(description)
     try:
         path = options.tokenizer
+        if os.path.isdir(path) and path not in ("bytes", "gpt2"):
+            file = Path(path) / "tokenizer.json"
+            how = f"use {file}" if file.is_file() else "it has no tokenizer.json"
+            raise BadInput(f"--tokenizer {path} is a directory: {how}")
         if path.endswith(".json") and not os.path.isfile(path):  # else it may be a repository of the Hub
             raise BadInput(f"--tokenizer {path} is not a file")
         if os.path.isfile(path) and Path(options.out).resolve() in Path(path).resolve().parents:

@@ -579,17 +579,21 @@ def test_a_file_that_is_in_the_input_twice_is_refused():
 
 
 def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once():
-    for path in ("in/a.rst", "other/a.txt", "other/a.parquet"):
+    for path in ("in/a.rst", "other/a.txt", "other/a.parquet", "other/tokenizer.json"):
         write(path, "text")
     begin = "import runpy, sys; sys.path[:0] = sys.argv[1:3]; import python_environment as p"
     instead = (
         "p.ensure = lambda name: sys.exit('installs'); sys.argv[:3] = []; runpy.run_path(sys.argv[0], None, '__main__')"
     )
-    without_packages = [sys.executable, "-c", f"{begin}; {instead}", HERE, ROOT / "scripts", HERE / "prepare.py"]
+    write("start.py", f"{begin}; {instead}")
+    without_packages = [sys.executable, "start.py", HERE, ROOT / "scripts", HERE / "prepare.py"]
     for arguments, words in (
         ("in", "has no files that end in"),
         ("fineweb --source-dir in", "has no files sample"),
         ("fineweb --tokenizer none.json", "--tokenizer none.json is not a file"),
+        ("fineweb --train-bpe 300 --tokenizer in", "--train-bpe and --tokenizer are mutually exclusive"),
+        ("fineweb --tokenizer in", "--tokenizer in is a directory: it has no tokenizer.json"),
+        ("fineweb --tokenizer other", "--tokenizer other is a directory: use other/tokenizer.json"),
         ("fineweb --out in/a.rst", "--out in/a.rst is not a directory"),
         ("fineweb --val-tokens 0", "--val-tokens 0"),
         ("other/a.txt --val-field v", "a.txt: --val-field requires files of JSON lines"),
