@@ -30,9 +30,10 @@ python_environment.ensure("data")
 
 import prepare
 from choices import Example, write_choices
-from sources import BadInput, Documents, fetch, first_line, hub_inputs, json_value, kind_of, local_inputs
+from sources import PARQUET_ROWS, BadInput, Documents, fetch, first_line, hub_inputs, json_value, kind_of, local_inputs
 
 BATCH = 1000  # records that are encoded together
+RECORD_BYTES = 1 << 20  # the largest record: the bytes of its texts and the number of its values
 
 
 def at(record, path, kind, what):
@@ -122,39 +123,58 @@ class Records(Documents):
     def __init__(self, path, name):
         if kind_of(name) == "text":
             raise BadInput(f"{name}: must end in .parquet, .jsonl or .json, also with .gz or .zst")
-        limits = {
-            "text_field": None,
-            "max_document": float("inf"),
-            "delimiter": None,
-            "skip_bad": False,
-            "bytes": False,
-            "val_field": None,
-        }
-        super().__init__(path, name, SimpleNamespace(**limits))
+        unused = dict.fromkeys(("text_field", "delimiter", "skip_bad", "bytes", "val_field"))
+        super().__init__(path, name, SimpleNamespace(max_document=RECORD_BYTES, **unused))
+        self.limit_text = f"{RECORD_BYTES} of a record"
 
     def problem(self, text):
         raise BadInput(text)
 
-    def json_text(self, line, number):
+    def json_text(self, line, place):
         try:
-            record = json_value(self.decode(line, f"line {number}"))
+            record = json_value(self.decode(line, place))
         except (ValueError, RecursionError):
             record = None
-        return record if isinstance(record, dict) else self.problem(f"{self.name}: line {number} is not a JSON object")
+        return record if isinstance(record, dict) else self.problem(f"{self.name}: {place} is not a JSON object")
 
     def parquet(self):
+        """A text that many rows or elements of lists have is in memory once, in a dictionary, until the size of their
+        record is known."""
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(self.path) as file:
-            rows, seen = max(1, file.metadata.num_rows), 0
-            for batch in file.iter_batches(BATCH):
-                try:
-                    records = batch.to_pylist()
-                except UnicodeDecodeError:
-                    self.problem(f"{self.name}: a text of the rows from {seen + 1} on is not UTF-8")
-                for record in records:
-                    seen += 1
-                    yield record, seen / rows
+        about = pyarrow.parquet.read_metadata(self.path)
+        columns = [about.schema.column(i) for i in range(about.num_columns)]
+        texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY"]
+        with pyarrow.parquet.ParquetFile(self.path, metadata=about, read_dictionary=texts) as file:
+            seen = 0
+            for group, _ in self.row_groups(about):
+                for batch in file.iter_batches(PARQUET_ROWS, [group]):
+                    for row in range(batch.num_rows):
+                        seen += 1
+                        self.too_long(f"row {seen}", sum(size_of(column[row]) for column in batch.columns))
+                        try:
+                            yield batch.slice(row, 1).to_pylist()[0], seen / about.num_rows
+                        except (ValueError, OverflowError) as error:
+                            self.problem(f"{self.name}: row {seen} has an invalid value: {first_line(error)}")
+
+
+def size_of(scalar):
+    """The bytes of the texts of a Parquet value, and the number of its values. Stops above RECORD_BYTES."""
+    import pyarrow
+
+    scalar = scalar.value if isinstance(scalar, pyarrow.DictionaryScalar) else scalar
+    if not scalar.is_valid:
+        return 1
+    if hasattr(scalar, "as_buffer"):
+        return 1 + scalar.as_buffer().size
+    size, parts = 1, scalar.values if isinstance(scalar, pyarrow.ListScalar) else ()
+    if isinstance(scalar, pyarrow.StructScalar):
+        parts = (scalar[i] for i in range(len(scalar)))
+    for part in parts:
+        size += size_of(part)
+        if size > RECORD_BYTES:
+            break
+    return size
 
 
 def requests(task, record):

@@ -1,7 +1,10 @@
 """Sources of documents: a table of corpora on the Hugging Face Hub, and readers of text, JSON lines and Parquet.
 
-A reader yields one document (str) at a time, and holds one row group or line in memory. Every error is a BadInput with
-the file and the position.
+A reader yields one document (str) at a time. Every error is a BadInput with the file and the position.
+
+memory    One document, or of Parquet the rows of a batch, which have about PARQUET_BYTES or are one row, and the pages
+          that they are in. A row group that has PARQUET_BYTES more than its rows may have, by the sizes that the file
+          states, is refused before it is read.
 """
 
 import fnmatch
@@ -58,6 +61,8 @@ HUB = {
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".ndjson", ".parquet")
 PACKED = (".gz", ".zst")
+BLOCK = 1 << 20  # bytes of text that are read together
+PARQUET_ROWS, PARQUET_BYTES = 256, 32 << 20  # of a batch
 
 
 @dataclass
@@ -129,10 +134,9 @@ def local_inputs(paths, notes=True, out=None):
             if path.resolve() == out:
                 raise BadInput(f"{path} is also --out: use another directory for the corpus")
             known, others = [], []
+            suffixes = tuple(s + k for s in SUFFIXES for k in ("", *PACKED))
             for p in files_below(path, notes, out):
-                (
-                    known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others
-                ).append(p)
+                (known if p.name.lower().endswith(suffixes) else others).append(p)
             names = some_of(others)
             endings = f"{', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
             if not known:
@@ -158,21 +162,12 @@ def hub_inputs(corpus, mirror, notes=True):
             raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
         return distinct(found)
     try:
-        commit = hub().HfApi().dataset_info(corpus.repository, revision=corpus.revision).sha
-        tree = (
-            hub()
-            .HfApi()
-            .list_repo_tree(
-                corpus.repository,
-                repo_type="dataset",
-                revision=commit,
-                recursive=True,
-                path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None,
-            )
-        )
+        api, folder = hub().HfApi(), corpus.files.split("*")[0].rpartition("/")[0] or None
+        commit = api.dataset_info(corpus.repository, revision=corpus.revision).sha
+        about = {"repo_type": "dataset", "revision": commit, "recursive": True, "path_in_repo": folder}
         found = [
             Input(f.path, f.size or 0, None, corpus.repository, commit)
-            for f in tree
+            for f in api.list_repo_tree(corpus.repository, **about)
             if fnmatch.fnmatch(f.path, corpus.files)
         ]
     except Exception as error:  # connection, authorisation, a removed repository and others
@@ -223,21 +218,24 @@ def unpacked(path, name):
         if name.endswith(".zst"):
             import zstandard
 
-            frame = None
-            while packed := raw.read(1 << 18):
+            frame, held = None, bytearray()
+            while packed := raw.read(1 << 11):  # of which 4 bytes may become 128 KiB
                 while packed:
                     if frame is None:
                         frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-                    piece = frame.decompress(packed)
+                    held += frame.decompress(packed)
                     packed = frame.unused_data if frame.eof else b""
                     if frame.eof:
                         frame = None
-                    yield piece, raw.tell()
+                while len(held) >= BLOCK:
+                    yield bytes(held[:BLOCK]), raw.tell()
+                    del held[:BLOCK]
             if frame is not None:
                 raise EOFError("truncated frame")
+            yield bytes(held), raw.tell()
             return
         stream = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
-        while piece := stream.read(1 << 20):
+        while piece := stream.read(BLOCK):
             yield piece, raw.tell()
 
 
@@ -254,6 +252,7 @@ class Documents:
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
         self.delimiter, self.skip_bad, self.val_field = options.delimiter, options.skip_bad, options.val_field
         self.bytes = options.bytes
+        self.limit_text = f"--max-document {self.limit}"
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
 
@@ -268,13 +267,7 @@ class Documents:
         except (OSError, EOFError) as error:
             raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or truncated") from None
         except Exception as error:
-            if type(error).__name__ not in (
-                "ArrowInvalid",
-                "ArrowException",
-                "ZstdError",
-                "ArrowNotImplementedError",
-                "error",
-            ):
+            if not {"ArrowException", "ZstdError", "error"} & {kind.__name__ for kind in type(error).__mro__}:
                 raise
             raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or truncated") from None
 
@@ -289,84 +282,106 @@ class Documents:
         except UnicodeDecodeError as error:
             self.problem(f"{self.name}: {place} is not UTF-8 at its byte {error.start}")
 
+    def too_long(self, place, size):
+        """Whether a document of at least this size exceeds the limit, which is a problem."""
+        if size > self.limit:
+            self.problem(f"{self.name}: {place} has {size} bytes or more, and the limit is {self.limit_text}")
+        return size > self.limit
+
     def parquet(self):
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(self.path) as file:
+        with pyarrow.parquet.ParquetFile(self.path, buffer_size=BLOCK) as file:
+            schema, coded = file.metadata.schema, file
+            if any(schema.column(i).path == self.field for i in range(len(schema))):  # else it has columns within it
+                coded = pyarrow.parquet.ParquetFile(self.path, metadata=file.metadata, read_dictionary=[self.field])
             if self.field not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names[:8])
                 raise BadInput(f"{self.name} has no column '{self.field}' but {columns}: specify --text-field")
             rows, seen = max(1, file.metadata.num_rows), 0
-            for batch in file.iter_batches(256, columns=[self.field]):
-                column = batch.column(0)
-                for value in column.dictionary_decode() if hasattr(column, "dictionary_decode") else column:
-                    seen += 1
-                    data = value.as_buffer() if value.is_valid and hasattr(value, "as_buffer") else None
-                    if data is None:
-                        text = None
-                        self.problem(f"{self.name}: row {seen} has no text in '{self.field}'")
-                    elif data.size > self.limit:
-                        text = None
-                        self.problem(
-                            f"{self.name}: row {seen} has {data.size} bytes, more than --max-document {self.limit}"
-                        )
-                    else:
-                        text = self.decode(bytes(data), f"row {seen}")
-                    yield text, seen / rows
+            for group, size in self.row_groups(file.metadata, self.field):
+                some = self.batch_rows(coded, group, size)
+                for batch in file.iter_batches(some, [group], [self.field]):
+                    for value in batch.column(0):
+                        seen += 1
+                        yield self.parquet_text(value, f"row {seen}"), seen / rows
 
-    def lines(self, ending):
-        """Yields (number, bytes without the ending, or None if they exceed the limit; share of the file)."""
-        rest, number, cut = b"", 0, False
+    def batch_rows(self, coded, group, size):
+        """The rows of a batch that have PARQUET_BYTES if each has the mean size of the row group, or the largest value
+        of its dictionary, which any number of rows can have."""
+        from pyarrow import compute
+
+        largest = size // coded.metadata.row_group(group).num_rows
+        values = next(coded.iter_batches(1, [group], [self.field])).column(0)
+        if hasattr(values, "dictionary"):
+            largest = max(largest, compute.max(compute.binary_length(values.dictionary)).as_py() or 0)
+        return max(1, min(PARQUET_ROWS, PARQUET_BYTES // max(1, largest)))
+
+    def row_groups(self, metadata, field=None):
+        """Yields (number, bytes of the pages of the column, or of all, as the file states them) of each row group."""
+        for group in range(metadata.num_row_groups):
+            about, size = metadata.row_group(group), 0
+            for column in map(about.column, range(about.num_columns)):
+                if field is None or f"{column.path_in_schema}.".startswith(f"{field}."):
+                    size += column.total_uncompressed_size
+            if size > self.limit * about.num_rows + PARQUET_BYTES:
+                what = f"{self.name}: row group {group + 1} has {about.num_rows} rows of {size} bytes"
+                raise BadInput(
+                    f"{what}, and the limit of each is {self.limit_text}: the file is damaged, or remove them"
+                )
+            if about.num_rows:
+                yield group, size
+
+    def parquet_text(self, value, place):
+        value = getattr(value, "value", value)  # of a dictionary
+        if not hasattr(value, "as_buffer") or not value.is_valid:
+            return self.problem(f"{self.name}: {place} has no text in '{self.field}'")
+        data = value.as_buffer()
+        return None if self.too_long(place, data.size) else self.decode(bytes(data), place)
+
+    def lines(self, ending, unit):
+        """Yields (place, bytes without the ending, or None if they exceed the limit; share of the file)."""
+        rest, number, cut = b"", 1, False
         for block, at in unpacked(self.path, self.name):
             pieces = (rest + block).split(ending)
             rest = pieces.pop()
             for piece in pieces:
-                number += 1
-                yield number, (None if cut or len(piece) > self.limit else piece), at / self.size
-                cut = False
-            if len(rest) > self.limit:
-                if not self.skip_bad:
-                    what = f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes"
-                    raise BadInput(f"{what} (--skip-bad skips such documents)")
+                cut = cut or self.too_long(f"{unit} {number}", len(piece))
+                yield f"{unit} {number}", (None if cut else piece), at / self.size
+                number, cut = number + 1, False
+            if cut or self.too_long(f"{unit} {number}", len(rest)):
                 rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
         if rest or cut:
-            yield number + 1, (None if cut else rest), 1.0
+            yield f"{unit} {number}", (None if cut else rest), 1.0
 
     def jsonl(self):
-        for number, line, share in self.lines(b"\n"):
-            if line is None:
-                self.problem(f"{self.name}: line {number} has more than --max-document {self.limit} bytes")
-                yield None, share
-            elif line.strip():
-                yield self.json_text(line, number), share
+        for place, line, share in self.lines(b"\n", "line"):
+            if line is None or line.strip():
+                yield (None if line is None else self.json_text(line, place)), share
 
-    def json_text(self, line, number):
-        text = self.decode(line, f"line {number}")
+    def json_text(self, line, place):
+        text = self.decode(line, place)
         if text is None:
             return None
         try:
             value = json_value(text)
         except (ValueError, RecursionError):
-            return self.problem(f"{self.name}: line {number} is not JSON")
+            return self.problem(f"{self.name}: {place} is not JSON")
         held = value.get(self.val_field) if isinstance(value, dict) and self.val_field else None
         if held is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", str(held)):
-            return self.problem(f"{self.name}: line {number} has no name of a shard in '{self.val_field}': {held!r}")
+            return self.problem(f"{self.name}: {place} has no name of a shard in '{self.val_field}': {held!r}")
         value = value.get(self.field) if isinstance(value, dict) else None
         if not isinstance(value, str):
-            return self.problem(f"{self.name}: line {number} has no text in '{self.field}'")
+            return self.problem(f"{self.name}: {place} has no text in '{self.field}'")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            return self.problem(f"{self.name}: line {number} has an unpaired surrogate")
+            return self.problem(f"{self.name}: {place} has an unpaired surrogate")
         if held is not None:
             value = Held(value)
             value.name = str(held)
         return value
 
     def text(self):
-        for number, data, share in self.lines(self.delimiter or b"\0\0never"):
-            if data is None:
-                self.problem(f"{self.name}: document {number} has more than --max-document {self.limit} bytes")
-                yield None, share
-            else:
-                yield self.decode(data, f"document {number}"), share
+        for place, data, share in self.lines(self.delimiter or b"\0\0never", "document"):
+            yield (None if data is None else self.decode(data, place)), share

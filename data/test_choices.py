@@ -7,7 +7,6 @@ import struct
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import prepare_choices
@@ -15,9 +14,12 @@ import pyarrow
 import pyarrow.parquet
 import tokenizers
 from choices import read_choices
+from program import Result
+from test_tokenizer import train_bpe
 
 HERE = Path(__file__).resolve().parent
 LETTERS = {"text": ["a bee", "naïve 数学", "red"], "label": ["A", "B", "C"]}
+POOL = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())  # its maximum is that of one test
 WIKI = "[header] Fold it [title] Take  paper "
 # task: (records, [(context, completions, label)]), the completions with the space before them
 RECORDS = {
@@ -70,13 +72,12 @@ def run_here(program, *words):
             program.main()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
-            stderr.write("" if isinstance(end.code, int) else end.code)
-    return SimpleNamespace(returncode=status, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+            stderr.write("" if isinstance(end.code, int) else f"{end.code}\n")
+    return Result(status, stdout.getvalue(), stderr.getvalue())
 
 
 def prepared(*arguments, **more):
-    r = prepare(*arguments, **more)
-    assert r.returncode == 0, r.stderr
+    prepare(*arguments, **more).done()
     return read_choices(arguments[2])
 
 
@@ -86,12 +87,20 @@ def write_jsonl(path, records):
     return path
 
 
+def write_repeated(path, name, size, count, lists=False, store_schema=False):
+    """Writes a Parquet file of few bytes whose `count` rows, or elements of one row, are one text of `size` bytes."""
+    column = pyarrow.DictionaryArray.from_arrays([0] * count, ["x" * size])
+    column = pyarrow.ListArray.from_arrays([0, count], column) if lists else column
+    pyarrow.parquet.write_table(pyarrow.table({name: column}), path, compression="zstd", store_schema=store_schema)
+
+
 def test_records_become_contexts_completions_and_labels(tmp_path):
     for task, (records, wanted) in RECORDS.items():
         files = [write_jsonl(tmp_path / f"{task}.jsonl.gz", records)]
         if task != "hellaswag":  # whose labels above have two types
-            files.append(tmp_path / f"{task}.parquet")
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), files[1])
+            for dictionary in (True, False):
+                files.append(tmp_path / f"{task}{dictionary}.parquet")
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), files[-1], use_dictionary=dictionary)
         for file in files:
             version, examples = prepared(task, file, tmp_path / "out.bin")
             assert version == 1 and len(examples) == len(wanted)
@@ -104,21 +113,16 @@ def test_records_become_contexts_completions_and_labels(tmp_path):
 def test_only_the_first_examples_are_written(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", RECORDS["piqa"][0] * 2)
     r = prepare("piqa", tmp_path / "in.jsonl", tmp_path / "out.bin", "--examples", 1)
-    assert r.stdout.endswith(
-        "1 examples of piqa with 2 completions, version 1; the longest has 42 tokens and requires --seq-len 41\n"
-    ), r.stdout
+    words = "1 examples of piqa with 2 completions, version 1; the longest has 42 tokens and requires --seq-len 41\n"
+    assert r.out.endswith(words), r
 
 
 def trained_tokenizer(path):
     """A tokenizer without a pattern: its tokens may join the end of a context with the beginning of a completion."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
-    )
     rows = [row for _, wanted in RECORDS.values() for row in wanted]
-    tokenizer.train_from_iterator([context + x for context, texts, _ in rows for x in texts], trainer)
+    train_bpe(tokenizer, 270, [context + x for context, texts, _ in rows for x in texts], ["<|endoftext|>"])
     tokenizer.save(str(path))
     return tokenizer
 
@@ -185,6 +189,7 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
         ("arc_easy", changed("arc_easy", choices={"text": ["x"], "label": ["C"]}), "record 2 has one completion"),
         ("arc_easy", changed("arc_easy", choices=[]), "record 2 has no list of texts in 'choices.label'"),
         ("piqa", changed("piqa", goal="a\0 b"), "byte 0"),
+        ("piqa", changed("piqa", goal="x" * (1 << 20)), "bytes or more, and the limit is 1048576 of a record"),
     ]
     for task, line, words in cases:
         line = line if isinstance(line, bytes) else line.encode()
@@ -193,40 +198,44 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "in.txt").write_text("text")
+    write_repeated(tmp_path / "long.parquet", "goal", 10_000_000, 200)
+    write_repeated(tmp_path / "dictionary.parquet", "goal", 10_000_000, 200, store_schema=True)
+    write_repeated(tmp_path / "list.parquet", "goal", 1_000_000, 200, lists=True)
+    pyarrow.set_memory_pool(POOL)
     (tmp_path / "in.jsonl").write_text(good["piqa"])
     word = write_jsonl(tmp_path / "word.jsonl", [{"question_stem": " ", "choices": LETTERS, "answerKey": "A"}])
     (tmp_path / "no").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer.json").write_text("{}")
     for task, file, options, words in (
         ("piqa", "in.parquet", {}, "damaged"),
         ("piqa", "empty.jsonl", {}, "has no records"),
         ("piqa", "in.txt", {}, "must end in .parquet"),
         ("piqa", "missing.jsonl", {}, "does not exist"),
-        ("piqa", "in.jsonl", {"tokenizer": tmp_path / "no"}, "no corpus.json"),
+        ("piqa", "long.parquet", {}, "row 1 has 10000001 bytes or more"),
+        ("piqa", "dictionary.parquet", {}, "row 1 has 10000001 bytes or more"),
+        ("piqa", "list.parquet", {}, "row 1 has 2000003 bytes or more"),
+        ("piqa", "in.jsonl", {"tokenizer": tmp_path / "no"}, "no corpus.json: it is not a corpus, or unfinished\n"),
+        ("piqa", "in.jsonl", {"tokenizer": tmp_path / "model"}, f"--tokenizer {tmp_path}/model/tokenizer.json"),
         ("piqa", "in.jsonl", {"tokenizer": tmp_path / "in.txt"}, "not a tokenizer.json"),
     ):
         expect_error(prepare(task, tmp_path / file, tmp_path / "out.bin", **options), tmp_path, words)
+    assert POOL.max_memory() < 200e6, "a text of many rows or elements is repeated in memory"
     expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
     expect_error(prepare("openbookqa", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
     expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--local", word, word), tmp_path, "are one file")
-    joined = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}, [("\u0120", "b"), ("a", "\u0120b")]
-        )
-    )
+    vocabulary = {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}
+    joined = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("\u0120", "b"), ("a", "\u0120b")]))
     joined.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     joined.save(str(tmp_path / "joined.json"))
     choices = {"text": ["b", "a"], "label": ["A", "B"]}
     pair = write_jsonl(tmp_path / "pair.jsonl", [{"question_stem": "a", "choices": choices, "answerKey": "A"}])
-    expect_error(
-        prepare("openbookqa", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json"),
-        tmp_path,
-        "no tokens of its own in ' b'",
-    )
+    r = prepare("openbookqa", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json")
+    expect_error(r, tmp_path, "no tokens of its own in ' b'")
     r = prepare("boolq", word, tmp_path / "out.bin")
-    assert r.returncode == 2 and "boolq" in r.stderr, r.stderr
+    assert r.status == 2 and "boolq" in r.err, r
 
 
 def expect_error(r, d, words):
-    lines = r.stderr.strip().splitlines()
-    assert r.returncode == 1 and words in r.stderr and len(lines) == 1, (words, "status", r.returncode, r.stderr)
+    r.one_line(1, words)
     assert not list(d.rglob("out.bin*")), ("left:", list(d.iterdir()))
