@@ -79,7 +79,7 @@ class Drawing:
 def corpus_facts(data):
     """(separator or None, vocabulary size or None) of a corpus directory."""
     try:
-        corpus = json.loads((Path(data).expanduser() / "corpus.json").read_text(encoding="utf-8"))
+        corpus = json.loads((Path(data).expanduser() / "corpus.json").read_text(encoding="utf-8-sig"))
         return (corpus.get("separator") or {}).get("token"), corpus.get("vocab_size")
     except (FileNotFoundError, NotADirectoryError):
         return None, None

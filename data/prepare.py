@@ -19,6 +19,7 @@ documents are skipped. Input that is not UTF-8, not JSON, has no text, or exceed
 skipped and counted with --skip-bad.
 """
 
+import codecs
 import fcntl
 import json
 import os
@@ -123,7 +124,7 @@ def write_tokenizer_json(name, path):
 
         gpt2_tokenizer.write_tokenizer(path)
     elif os.path.exists(name):
-        shutil.copyfile(name, path)
+        path.write_bytes(Path(name).read_bytes().removeprefix(codecs.BOM_UTF8))
     else:
         try:
             shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), path)

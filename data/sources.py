@@ -2,11 +2,14 @@
 
 A reader yields one document (str) at a time. Every error is a BadInput with the file and the position.
 
+encoding  UTF-8. A byte order mark at the beginning of a file of text or JSON lines is skipped; UTF-16 and UTF-32 are
+          refused by theirs.
 memory    One document, or of Parquet the rows of a batch, which have about PARQUET_BYTES or are one row, and the pages
           that they are in. A row group that has PARQUET_BYTES more than its rows may have, by the sizes that the file
           states, is refused before it is read.
 """
 
+import codecs
 import fnmatch
 import gzip
 import json
@@ -239,6 +242,24 @@ def unpacked(path, name):
             yield piece, raw.tell()
 
 
+def text_blocks(path, name):
+    """unpacked(), without a byte order mark at the beginning. Raises BadInput for another one than that of UTF-8, and
+    for JSON whose first line is not a record."""
+    blocks = unpacked(path, name)
+    first, at = next(blocks, (b"", 0))
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        how = "convert it to UTF-8, as iconv -f UTF-16 -t UTF-8 does"
+        raise BadInput(f"{name} is UTF-16 or UTF-32: it begins with {first[:2].hex(' ').upper()}: {how}")
+    first = first.removeprefix(codecs.BOM_UTF8)
+    if kind_of(name) == "jsonl" and (begin := re.match(rb"\s*(?:(\[)|\{[ \t\r]*\n)", first)):
+        what, query = ("'[', an array", "'.[]'") if begin[1] else ("'{', an object of several lines", ".")
+        place = f"{name}: line {1 + begin[0].rstrip().count(10)}"
+        how = f"jq -c {query} FILE > FILE.jsonl converts it"
+        raise BadInput(f"{place} is the beginning of {what}, and must be one record (JSON lines): {how}")
+    yield first, at
+    yield from blocks
+
+
 class Held(str):
     """A document for validation, in the shards of this name."""
 
@@ -342,7 +363,7 @@ class Documents:
     def lines(self, ending, unit):
         """Yields (place, bytes without the ending, or None if they exceed the limit; share of the file)."""
         rest, number, cut = b"", 1, False
-        for block, at in unpacked(self.path, self.name):
+        for block, at in text_blocks(self.path, self.name):
             pieces = (rest + block).split(ending)
             rest = pieces.pop()
             for piece in pieces:

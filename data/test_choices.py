@@ -81,8 +81,8 @@ def prepared(*arguments, **more):
     return read_choices(arguments[2])
 
 
-def write_jsonl(path, records):
-    data = "".join(json.dumps(r) + "\n" for r in records).encode()
+def write_jsonl(path, records, mark=""):
+    data = (mark + "".join(json.dumps(r) + "\n" for r in records)).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -96,7 +96,7 @@ def write_repeated(path, name, size, count, lists=False, store_schema=False):
 
 def test_records_become_contexts_completions_and_labels(tmp_path):
     for task, (records, wanted) in RECORDS.items():
-        files = [write_jsonl(tmp_path / f"{task}.jsonl.gz", records)]
+        files = [write_jsonl(tmp_path / f"{task}.jsonl.gz", records, "\ufeff")]
         if task != "hellaswag":  # whose labels above have two types
             for dictionary in (True, False):
                 files.append(tmp_path / f"{task}{dictionary}.parquet")
@@ -162,7 +162,7 @@ def test_llmc_s_format_has_its_words(tmp_path):
 def test_large_vocabularies_and_examples_have_words_of_32_bits(tmp_path):
     corpus = {"tokenizer": "bytes", "vocab_size": 65536, "separator": {"token": 65535, "place": "after"}}
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus/corpus.json").write_text(json.dumps(corpus))
+    (tmp_path / "corpus/corpus.json").write_text("\ufeff" + json.dumps(corpus))
     file = write_jsonl(tmp_path / "in.jsonl", RECORDS["piqa"][0])
     found, examples = prepared("piqa", file, tmp_path / "out.bin", tokenizer=tmp_path / "corpus")
     assert found == 2 and examples[0].context[0] == 65535, (found, examples[0].context[:3])
@@ -198,6 +198,7 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "in.txt").write_text("text")
+    (tmp_path / "array.json").write_text(f"[{good['piqa']}]")
     write_repeated(tmp_path / "long.parquet", "goal", 10_000_000, 200)
     write_repeated(tmp_path / "dictionary.parquet", "goal", 10_000_000, 200, store_schema=True)
     write_repeated(tmp_path / "list.parquet", "goal", 1_000_000, 200, lists=True)
@@ -212,6 +213,7 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
         ("piqa", "empty.jsonl", {}, "has no records"),
         ("piqa", "in.txt", {}, "must end in .parquet"),
         ("piqa", "missing.jsonl", {}, "does not exist"),
+        ("piqa", "array.json", {}, "line 1 is the beginning of '[', an array, and must be one record"),
         ("piqa", "long.parquet", {}, "row 1 has 10000001 bytes or more"),
         ("piqa", "dictionary.parquet", {}, "row 1 has 10000001 bytes or more"),
         ("piqa", "list.parquet", {}, "row 1 has 2000003 bytes or more"),

@@ -98,8 +98,8 @@ def read_json(path):
     return program.read_json(Path(path))
 
 
-def write_jsonl(path, documents):
-    data = "".join(json.dumps({"id": i, "text": d}) + "\n" for i, d in enumerate(documents)).encode()
+def write_jsonl(path, documents, mark=""):
+    data = (mark + "".join(json.dumps({"id": i, "text": d}) + "\n" for i, d in enumerate(documents))).encode()
     if path.endswith(".gz"):
         data = gzip.compress(data)
     elif path.endswith(".zst"):  # in two frames, and one between that readers skip, as pzstd writes files
@@ -140,17 +140,19 @@ def digests(directory):
 
 
 def test_all_formats_give_the_same_documents():
-    documents = make_documents(400)
-    write_jsonl("in/a.jsonl", documents[:80])
+    mark, documents = "\ufeff", make_documents(400)  # a byte order mark, which is text in the middle of a file
+    documents[330] = mark + documents[330]
+    write_jsonl("in/a.jsonl", documents[:80], mark)
     long = Path("in/a.jsonl").read_bytes().replace(b'"id": 7,', b'"id": %s,' % (b"7" * 5000))
     write("in/a.jsonl", long)  # Python refuses to read integers of more than 4300 digits
-    write_jsonl("in/b.jsonl.gz", documents[80:160])
-    write_jsonl("in/c.json.zst", documents[160:240])
+    write_jsonl("in/b.jsonl.gz", documents[80:160], mark)
+    write_jsonl("in/c.json.zst", documents[160:240], mark)
     kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.string_view(), COMPACT)
     for i, kind in enumerate(kinds):
         write_parquet(f"in/d{i}.parquet", pyarrow.array(documents[240 + 16 * i :][:16]).cast(kind))
-    write("in/e.txt", "\f".join(documents[320:390]))
-    write("in/f.txt.gz", gzip.compress("\f".join(documents[390:]).encode()))
+    write("in/e.txt", mark + "\f".join(documents[320:390]))
+    write("in/f.txt.gz", gzip.compress((mark + "\f".join(documents[390:])).encode()))
+    write("in/g.txt", mark)
     write("in/ignored.bin", b"\0")
     prepare("in --out out", SMALL, r"--delimiter '\f'").done()
     expect_documents("out", documents)
@@ -205,7 +207,7 @@ def test_texts_of_tokens_with_spaces_and_bytes_are_those_of_the_library(strip):
     documents = make_documents(200)
     write_jsonl("in.jsonl", documents)
     tokenizer = spaces_tokenizer(documents, strip)
-    tokenizer.save("t.json")
+    write("t.json", "\ufeff" + tokenizer.to_str())
     done = prepare("in.jsonl --out o --tokenizer t.json --val-tokens 500").done()
     reason = done.out
     tokens, corpus = read_corpus("o")
@@ -613,6 +615,21 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
 def limited(resource_, size):
     """An argument of subprocess that limits a resource."""
     return {"preexec_fn": lambda: resource.setrlimit(resource_, (size, size))}
+
+
+def test_files_of_other_encodings_and_without_a_record_on_a_line_are_refused_as_a_whole():
+    write("good.jsonl", '{"text": "a document"}\n' * 2)
+    array, an_object = "line 1 is the beginning of '[', an array", "line 2 is the beginning of '{', an object of"
+    for name, data, words in (
+        ("a.json", '[{"text": "a"}, {"text": "b"}]', f"{array}, and must be one record (JSON lines): jq -c '.[]' FILE"),
+        ("b.json", '\ufeff[\n{"text": "a"},\n{"text": "b"}\n]', array),
+        ("c.jsonl.gz", gzip.compress(b"[" + b" " * 3_000_000 + b"]"), array),
+        ("d.json", '\n{\n  "text": "a"\n}\n', an_object),
+        ("e.txt", "wide".encode("utf-16"), "e.txt is UTF-16 or UTF-32: it begins with FF FE: convert it to UTF-8"),
+        ("f.jsonl.gz", gzip.compress(b"\xfe\xff" + "{}".encode("utf-16-be")), "it begins with FE FF"),
+    ):
+        write(name, data)
+        refused(words, f"o_{name}", "good.jsonl", name, BYTES, "--max-document 1e6 --skip-bad")
 
 
 def peak_of(*arguments):

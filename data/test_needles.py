@@ -117,7 +117,7 @@ def test_the_text_has_no_separators_and_symbols_are_its_most_frequent_words(tmp_
     corpus.mkdir()
     for shard in (1, 0):  # sorted by name
         byte_shard(corpus / f"val_{shard}.bin", 12 - shard)
-    (corpus / "corpus.json").write_text('{"vocab_size": 300, "separator": {"token": 66}}')
+    (corpus / "corpus.json").write_text('\ufeff{"vocab_size": 300, "separator": {"token": 66}}')
     words = tasks.Words(12, str(corpus), 100)
     assert 66 not in words.text and 0 in words.text and len(words.text) > 1000 and not words.are_words, words.symbols
 

@@ -151,7 +151,7 @@ def read_tokenizer(path):
     """The table of a tokenizer.json. Exits with one line if it is no such file, or has another model than BPE or an
     unknown decoder."""
     try:
-        with open(path, encoding="utf-8") as f:
+        with open(path, encoding="utf-8-sig") as f:
             return table_of(path, json.load(f))
     except OSError as error:
         sys.exit(f"token_table.py: cannot read {path}: {error.strerror}")
