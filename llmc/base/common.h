@@ -61,6 +61,12 @@ Valid as C11 and as C++17.
 #include <mpi.h>
 #endif
 #include <xxhash.h>
+#ifdef DEVICE_OPS
+#include <cuda_runtime.h>
+#define HOST_DEVICE static __host__ __device__ inline // begins a function that kernels, too, call
+#else
+#define HOST_DEVICE static inline
+#endif
 
 #include "fault_point.h"
 

@@ -14,7 +14,6 @@ element_types.h: the types of a tensor's elements.
 #include "common.h"
 
 #ifdef DEVICE_OPS
-#include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #if defined(PRECISION_BF16) == defined(PRECISION_FP32)
 #error "define one of PRECISION_BF16 and PRECISION_FP32"

@@ -14,10 +14,10 @@ typedef struct {
     int signals, noise;
 } HeadGroups;
 // The query heads of output head h.
-static inline int signal_head(HeadGroups g, int h) {
+HOST_DEVICE int signal_head(HeadGroups g, int h) {
     return g.noise ? h / g.signals * (g.signals + g.noise) + h % g.signals : h;
 }
-static inline int noise_head(HeadGroups g, int h) {
+HOST_DEVICE int noise_head(HeadGroups g, int h) {
     return h / g.signals * (g.signals + g.noise) + g.signals + h % g.signals / (g.signals / g.noise);
 }
 
@@ -26,4 +26,4 @@ static inline int output_heads(HeadGroups g, int query_heads) {
 }
 
 // s(l), for statistics; operations compute it in their own precision
-static inline double factor_of(double l, Factor factor) { return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l; }
+HOST_DEVICE double factor_of(double l, Factor factor) { return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l; }

@@ -62,12 +62,7 @@ typedef struct {
     int base;         // position of the first row of keys; > 0 only in generation
     const int *lists; // (B, NKV, T, blocks + 2): ascending block numbers, then -1
 } SparseShape;
-#ifdef DEVICE_OPS
-#define SPARSE_INLINE static __host__ __device__ inline
-#else
-#define SPARSE_INLINE static inline
-#endif
-SPARSE_INLINE int sparse_width(SparseShape p) { return p.blocks + 2; }
+HOST_DEVICE int sparse_width(SparseShape p) { return p.blocks + 2; }
 
 // Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
 // q, k, v and of the output have separate strides, and so do the heads within a row, so that q, k and v are read
@@ -89,17 +84,23 @@ typedef struct {
     SparseShape sparse;
 } AttentionShape;
 
+// The first key that query row t of sequence b attends to; INT_MAX beyond the last row.
+HOST_DEVICE int attention_first_key(AttentionShape s, int b, int t) {
+    if (t >= s.T) return INT_MAX;
+    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0, of_window = s.query_offset + t - s.window + 1;
+    return s.window && of_window > document ? of_window : document;
+}
+
 // The list of row t of query head h of a key set; NULL: the row attends to all keys.
-SPARSE_INLINE const int *sparse_row(AttentionShape s, int b, int h, int t) {
+HOST_DEVICE const int *sparse_row(AttentionShape s, int b, int h, int t) {
     size_t row = (size_t)(b * s.NKV + h / (s.NQ / s.NKV)) * s.T + t;
     return s.sparse.blocks ? s.sparse.lists + row * sparse_width(s.sparse) : NULL;
 }
-SPARSE_INLINE bool sparse_reads(const int *list, SparseShape p, int key) {
+HOST_DEVICE bool sparse_reads(const int *list, SparseShape p, int key) {
     bool found = !list;
     for (int i = 0; !found && i < p.blocks + 2 && list[i] >= 0; i++) found = list[i] == key / p.size;
     return found;
 }
-#undef SPARSE_INLINE
 
 // Query heads that are computed together, since their outputs are subtracted.
 static inline int attention_maps(AttentionShape s) { return max_int(1, s.groups.signals + s.groups.noise); }

@@ -149,12 +149,6 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
     }
 }
 
-// The first key that query row t of sequence b attends to.
-static inline int attention_first_key(AttentionShape s, int b, int t) {
-    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max_int(document, s.query_offset + t - s.window + 1) : document;
-}
-
 // The first key of the first block of keys that query row t of sequence b, or a later one, uses.
 static inline int attention_first_block(AttentionShape s, int b, int t) {
     return attention_first_key(s, b, t) / ATTENTION_KEYS * ATTENTION_KEYS;

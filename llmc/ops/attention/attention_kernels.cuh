@@ -51,13 +51,6 @@ static __device__ inline AttentionPlace attention_place(AttentionShape s, int b,
     return p;
 }
 
-// The first key that query row t of sequence b attends to; INT_MAX beyond the last row.
-static __device__ inline int attention_low(AttentionShape s, int b, int t) {
-    if (t >= s.T) return INT_MAX;
-    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max(document, s.query_offset + t - s.window + 1) : document;
-}
-
 // P = exp(scale S - lse), 0 if row t does not attend to the key.
 static __device__ inline float attention_probability(float score, float lse, int t, int low, int key,
                                                      AttentionShape s) {
@@ -112,10 +105,10 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     for (int r = 0; r < 4; r++) {
         max[r] = -8e37f; // below any score; finite, so that a row without a visible key in a tile stays correct
         sum[r] = 0;
-        low[r] = attention_low(s, at.b, t + r);
+        low[r] = attention_first_key(s, at.b, t + r);
     }
     TileRows queries = tile_rows(q + at.q, t0, s.T, s.ldq, s.D, wide_qk);
-    for (int k0 = attention_low(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
+    for (int k0 = attention_first_key(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
         float acc[1][4][4];
         tile_clear<1>(acc);
         tile_dot(acc[0], queries, tile_rows(k + at.kv_k, k0, keys, s.ldkv, s.D, wide_qk), operands);
@@ -205,11 +198,11 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
     float out[PIECES][4][4], lse[4], delta[4], factor[4] = {s.scale, s.scale, s.scale, s.scale};
     tile_clear<PIECES>(out);
     for (int r = 0; r < 4; r++) {
-        low[r] = attention_low(s, at.b, t + r);
+        low[r] = attention_first_key(s, at.b, t + r);
         lse[r] = t + r < s.T ? a.lse[at.lse + (t + r)] : 0;
         delta[r] = t + r < s.T ? a.delta[at.lse + (t + r)] : 0;
     }
-    for (int k0 = attention_low(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
+    for (int k0 = attention_first_key(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
         float acc[2][4][4]; // S, dP
         int key = k0 + (int)threadIdx.x % 16 * 4;
         TileRows tile_of_k = tile_rows(a.k + at.kv_k, k0, keys, s.ldkv, s.D, a.wide_qk);
@@ -245,7 +238,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         TileRows keys = tile_rows(a.k + at.kv_k, k0, s.T, s.ldkv, s.D, a.wide_qk);
         TileRows values = tile_rows(a.v + at.kv_v, k0, s.T, s.ldkv, s.DV, a.wide_v);
         // first keys are nondecreasing: after a tile of queries that begin beyond these keys, no row attends to them
-        for (int t0 = k0; t0 < s.T && attention_low(s, b, t0) < k0 + rows; t0 += TILE) {
+        for (int t0 = k0; t0 < s.T && attention_first_key(s, b, t0) < k0 + rows; t0 += TILE) {
             float acc[2][4][4]; // S^T, dP^T
             int t = t0 + (int)threadIdx.x % 16 * 4;
             TileRows queries = tile_rows(a.q + at.q, t0, s.T, s.ldq, s.D, a.wide_qk);
@@ -255,7 +248,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             if constexpr (of_k) tile_dot(acc[1], values, gradients, operands); // dP^T = V dO^T
             for (int c = 0; c < 4; c++) {
                 bool exists = t + c < s.T;
-                int low = attention_low(s, b, t + c);
+                int low = attention_first_key(s, b, t + c);
                 float lse = exists ? a.lse[at.lse + (t + c)] : 0, delta = exists ? a.delta[at.lse + (t + c)] : 0;
                 for (int r = 0; r < 4; r++) {
                     acc[0][r][c] = attention_probability(acc[0][r][c], lse, t + c, low, key + r, s);

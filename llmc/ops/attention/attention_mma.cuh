@@ -101,7 +101,7 @@ template <int MAPS, int ROWS, int KEYS> static __device__ inline MmaPlace mma_pl
     p.j = head % each;
     p.t0 = (tiles - 1 - (int)blockIdx.x / heads) * ROWS; // the longest first
     p.rows = min(ROWS, s.T - p.t0);
-    p.begin = attention_low(s, p.b, p.t0) / KEYS * KEYS;
+    p.begin = attention_first_key(s, p.b, p.t0) / KEYS * KEYS;
     p.end = s.query_offset + p.t0 + p.rows;
     return p;
 }
@@ -303,7 +303,8 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
     const AttentionPlace at = attention_place(s, p.b, p.j * MAPS);
     const floatX *k = a.k + at.kv_k + (size_t)p.begin * s.ldkv, *v = a.v + at.kv_v + (size_t)p.begin * s.ldkv;
     if (threadIdx.x == 0) *place = p;
-    for (int i = (int)threadIdx.x; i < ROWS; i += MMA_THREADS) low[i] = attention_low(s, p.b, min(p.t0 + i, s.T - 1));
+    for (int i = (int)threadIdx.x; i < ROWS; i += MMA_THREADS)
+        low[i] = attention_first_key(s, p.b, min(p.t0 + i, s.T - 1));
     UNROLL
     for (int map = 0; map < MAPS; map++)
         mma_copy_tile<D, ROWS, MMA_THREADS>(queries + map * ROWS * D / 8,

@@ -43,7 +43,7 @@ static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n,
     SparsePlace p;
     p.b = (int)(n / (unsigned)s.T), p.t = (int)(n % (unsigned)s.T);
     p.position = a.first ? a.first[p.b] : s.query_offset + p.t;
-    p.low = a.first ? max(0, p.position - a.capacity + 1) : attention_low(s, p.b, p.t);
+    p.low = a.first ? max(0, p.position - a.capacity + 1) : attention_first_key(s, p.b, p.t);
     const size_t sequence = (size_t)p.b * (a.first ? a.capacity : s.query_offset + s.T) * s.ldkv;
     p.k = sequence + (size_t)kv * s.k_head, p.v = sequence + (size_t)kv * s.v_head;
     p.list = s.sparse.lists + ((size_t)(p.b * s.NKV + kv) * s.T + p.t) * sparse_width(s.sparse);
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 6)
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         for (int r0 = 0; r0 < of.count; r0 += g.count) {
             const int t = r0 + g.index < of.count ? of.rows[r0 + g.index] : -1;
-            const bool sees = t >= key && attention_low(s, b, t) <= key;
+            const bool sees = t >= key && attention_first_key(s, b, t) <= key;
             const size_t row = (size_t)b * s.T + (size_t)(sees ? t : key);
             const size_t at = ((size_t)b * s.NQ + h) * s.T + (size_t)(sees ? t : key);
             load_head(q, a.q + row * s.ldq + (size_t)h * s.q_head, lanes, sees ? s.D : 0);

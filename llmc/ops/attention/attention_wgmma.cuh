@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     const MmaPlace p = mma_place<MAPS, ROWS, KEYS>(s);
     const int tiles = (p.end - p.begin + KEYS - 1) / KEYS;
     for (int i = (int)threadIdx.x; i < ROWS; i += WGMMA_THREADS)
-        at->low[i] = attention_low(s, p.b, min(p.t0 + i, s.T - 1));
+        at->low[i] = attention_first_key(s, p.b, min(p.t0 + i, s.T - 1));
     if (threadIdx.x == 0) {
         mbarrier_init(&at->queries, 1), mbarrier_init(&at->done, 2 * WARPGROUP), mbarrier_init(&at->noise, WARPGROUP);
         for (int i = 0; i < WGMMA_STAGES; i++) {

@@ -10,17 +10,8 @@ attention_stats.cuh: the attention statistics. Equations in stats.h.
 #include "operations.h"
 #include "stats.cuh"
 
-enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
+enum { ATTENTION_STATS_THREADS = 128 };
 static size_t attention_stats_limit = SCRATCH_BYTES; // bytes of the results of a launch; smaller in tests
-
-static inline int attention_stats_rows(int B, int T) {
-    int64_t candidates = (int64_t)B * (T - 1);
-    return candidates < ATTENTION_STATS_ROWS ? (int)candidates : ATTENTION_STATS_ROWS;
-}
-static __host__ __device__ inline void attention_stats_row(int r, int rows, int B, int T, int *b, int *t) {
-    *b = r % B;
-    *t = 1 + (int)((2 * (int64_t)r + 1) * (T - 1) / (2 * (int64_t)rows));
-}
 
 // The result of one sampled row and output head.
 typedef struct {
@@ -28,43 +19,6 @@ typedef struct {
     double sum;     // sum of |E| over the keys
     double largest; // |logit|; -1: the row attends only to itself
 } AttentionHeadStats;
-
-typedef struct {
-    const floatX *q, *k, *l;
-    const real *lse;
-    AttentionShape shape;
-    size_t lse_set; // elements of lse per key set
-    int key_sets, ldl, rows, NH;
-    HeadGroups groups;
-    Factor factor;
-} AttentionStatsInput;
-
-// signal_head and noise_head (variants.h), on the device
-static __device__ inline int stats_head(HeadGroups g, int h, int map) {
-    if (!g.noise) return h;
-    int first = h / g.signals * (g.signals + g.noise), i = h % g.signals;
-    return first + (map ? g.signals + i / (g.signals / g.noise) : i);
-}
-
-// The map of query head `head` (key sets alternating).
-typedef struct {
-    const floatX *q, *k;
-    double lse;
-    const int *list; // sparse_row
-} StatsMap;
-static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b, int t, int head) {
-    const AttentionShape s = in->shape;
-    int set = head % in->key_sets, h = head / in->key_sets, kv = h / (s.NQ / s.NKV);
-    size_t sequence = (size_t)b * s.T;
-    StatsMap m;
-    m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
-    m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.list = sparse_row(s, b, h, t);
-    m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
-    return m;
-}
-
-static __device__ __host__ inline double larger_or_nan(double a, double b) { return isnan(a) || b <= a ? a : b; }
 
 static __global__ void attention_stats_kernel(AttentionHeadStats *results, AttentionStatsInput in, int first_row) {
     SHARED(double, memory, WARP);
@@ -74,13 +28,13 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
     int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.groups.noise ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
-    int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_low(s, b, t);
-    double lambda = maps > 1 ? stats_factor(in.l[((size_t)b * s.T + t) * in.ldl + h], in.factor) : 0;
+    int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_first_key(s, b, t);
+    double lambda = maps > 1 ? factor_of((double)to_float(in.l[((size_t)b * s.T + t) * in.ldl + h]), in.factor) : 0;
     double sum = 0, local = -1;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
-            StatsMap map = stats_map(&in, b, t, stats_head(in.groups, h, m));
+            StatsMap map = stats_map(&in, b, t, m ? noise_head(in.groups, h) : signal_head(in.groups, h));
             float dot = 0;
             if (!sparse_reads(map.list, s.sparse, j)) continue;
             for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);

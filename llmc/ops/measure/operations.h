@@ -29,4 +29,41 @@ static inline double magnitude_max(const floatX *x, int N, int C);
 // arguments of diff_combine_forward; without noise heads there is one map, and l is not read
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups, Factor factor);
+
+// The sampled rows (stats.h), and the operands of a query head in one of them.
+enum { ATTENTION_STATS_ROWS = 64 };
+static inline int attention_stats_rows(int B, int T) {
+    int64_t candidates = (int64_t)B * (T - 1);
+    return candidates < ATTENTION_STATS_ROWS ? (int)candidates : ATTENTION_STATS_ROWS;
+}
+HOST_DEVICE void attention_stats_row(int r, int rows, int B, int T, int *b, int *t) {
+    *b = r % B;
+    *t = 1 + (int)((2 * (int64_t)r + 1) * (T - 1) / (2 * (int64_t)rows));
+}
+typedef struct {
+    const floatX *q, *k, *l;
+    const real *lse;
+    AttentionShape shape;
+    size_t lse_set; // elements of lse per key set
+    int key_sets, ldl, rows, NH;
+    HeadGroups groups;
+    Factor factor;
+} AttentionStatsInput;
+typedef struct {
+    const floatX *q, *k; // (D); (T, D) with the row stride ldkv
+    double lse;
+    const int *list; // sparse_row
+} StatsMap;
+HOST_DEVICE StatsMap stats_map(const AttentionStatsInput *in, int b, int t, int head) {
+    const AttentionShape s = in->shape;
+    int set = head % in->key_sets, h = head / in->key_sets, kv = h / (s.NQ / s.NKV);
+    size_t sequence = (size_t)b * s.T;
+    StatsMap m;
+    m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
+    m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
+    m.list = sparse_row(s, b, h, t);
+    m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
+    return m;
+}
+HOST_DEVICE double larger_or_nan(double a, double b) { return isnan(a) || b <= a ? a : b; }
 #endif

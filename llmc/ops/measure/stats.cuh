@@ -10,17 +10,12 @@ stats.cuh: statistics of a layer's activations, for the log. Equations in stats.
 #include "operations.h"
 #include "parts.cuh"
 
-static __device__ inline double stats_factor(floatX l, Factor factor) { // factor_of, on the device
-    double x = (double)to_float(l);
-    return factor == S_SIGMOID ? 1 / (1 + exp(-x)) : x;
-}
-
 static __global__ void lambda_mean_kernel(double *parts, const floatX *l, size_t count, int NH, int ldl,
                                           Factor factor) {
     double local = 0;
     size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
-        local += stats_factor(l[i / NH * ldl + i % NH], factor);
+        local += factor_of((double)to_float(l[i / NH * ldl + i % NH]), factor);
     stats_write(parts, local);
 }
 

@@ -32,8 +32,6 @@ stats.h: statistics of a layer's activations, for the log.
 #include "../vecmath.h"
 #include "parts.h"
 
-enum { ATTENTION_STATS_ROWS = 64 };
-
 static inline double lambda_mean(const floatX *l, int N, int NH, int ldl, Factor factor) {
     double parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)
@@ -68,36 +66,6 @@ static inline double magnitude_max(const floatX *x, int N, int C) {
     absmax_update(activation(x, &bits), N, C, C);
     memcpy(&largest, &bits, sizeof(largest));
     return (double)largest;
-}
-
-static inline int attention_stats_rows(int B, int T) {
-    int64_t candidates = (int64_t)B * (T - 1);
-    return candidates < ATTENTION_STATS_ROWS ? (int)candidates : ATTENTION_STATS_ROWS;
-}
-static inline void attention_stats_row(int r, int rows, int B, int T, int *b, int *t) {
-    *b = r % B;
-    *t = 1 + (int)((2 * (int64_t)r + 1) * (T - 1) / (2 * (int64_t)rows));
-}
-
-static inline double larger_or_nan(double a, double b) { return isnan(a) || b <= a ? a : b; }
-
-// The operands of one query head for the row (b,t).
-typedef struct {
-    const floatX *q, *k; // (D); (T, D) with the row stride ldkv
-    double lse;
-    const int *list; // sparse_row
-} StatsMap;
-
-static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *lse, AttentionShape s, int key_sets,
-                                 int b, int t, int head) {
-    int set = head % key_sets, h = head / key_sets, kv = h / (s.NQ / s.NKV);
-    size_t sequence = (size_t)b * s.T;
-    StatsMap m;
-    m.q = q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
-    m.k = k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.list = sparse_row(s, b, h, t);
-    m.lse = (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
-    return m;
 }
 
 // Sums over the output heads of one sampled row.
@@ -137,6 +105,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
                                              Factor factor) {
     int maps = groups.noise ? 2 : 1, NH = output_heads(groups, s.NQ * key_sets);
     int rows = attention_stats_rows(s.B, s.T), count = 0;
+    const AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, rows, NH, groups, factor};
     AttentionRowStats parts[ATTENTION_STATS_ROWS];
 #pragma omp parallel for schedule(dynamic)
     for (int r = 0; r < rows; r++) {
@@ -149,7 +118,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
             double lambda = maps > 1 ? factor_of((double)l[((size_t)b * s.T + t) * ldl + h], factor) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++)
-                map[m] = stats_map(q, k, lse, s, key_sets, b, t, m ? noise_head(groups, h) : signal_head(groups, h));
+                map[m] = stats_map(&in, b, t, m ? noise_head(groups, h) : signal_head(groups, h));
             attention_stats_head(&parts[r], map, maps, lambda, start, low, t + 1, s);
         }
     }
