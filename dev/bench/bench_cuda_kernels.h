@@ -378,8 +378,12 @@ static void kernels_of_expert_linear(const OpSize &size) {
                 of.bind(t);
                 ExpertLinear w = op_expert_linear(c);
                 if (part == 0) op_call(c, false);
-                else if (part == 1) expert_linear_to_input(OP_DX(0), OP_DY, &w, expert_starts(c), R);
-                else expert_linear_to_weight(OP_DY, OP_X(0), &w, expert_starts(c), R, true);
+                else if (part == 1)
+                    expert_gemm(OP_DX(0), expert_to_input_shape(&w), expert_operands(OP_DY, w.first.weight),
+                                expert_starts(c), w.count, w.stride * sizeof(floatX), R);
+                else
+                    expert_gemm(w.first.dweight, expert_to_weight_shape(&w, true), expert_operands(OP_DY, OP_X(0)),
+                                expert_starts(c), w.count, w.stride * sizeof(grad_t), R);
             },
             peer,
             [&](void **t) {

@@ -267,11 +267,12 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2) expert_gemm_mma_kern
     }
 }
 
-// R: rows of all experts
-static inline void expert_gemm(ExpertGemm g, void *C, int R) {
-    const GemmShape s = g.shape;
-    const OperandType type = g.operands.types[0];
-    const void *A = g.operands.A, *B = g.operands.B;
+// R: rows of all experts; the other arguments are members of ExpertGemm
+static inline void expert_gemm(void *C, GemmShape s, GemmOperands operands, const int *starts, int count, size_t stride,
+                               int R) {
+    ExpertGemm g = {s, operands, starts, count, stride, s.M == 0, false};
+    const OperandType type = operands.types[0];
+    const void *A = operands.A, *B = operands.B;
     const bool fp8 = type != OPERAND_STORED;
     const size_t size = s.fp32_out ? sizeof(float) : sizeof(floatX);
     int inner = g.by_rows ? s.K : s.M; // contiguous or strided, a multiple of a pack for tensor cores

@@ -207,64 +207,35 @@ static inline void expert_linear_forward(floatX *y, Activation x, const ExpertLi
                                          int R) {
     OPERATION();
     const int IC = w->first.IC, OC = w->first.OC, E = w->count;
-    const bool fp32_out = sizeof(floatX) == sizeof(float);
+    GemmShape forward = {false, true, false, sizeof(floatX) == sizeof(float), 0, OC, IC, IC, IC, OC}; // y = x weight^T
     if (!w->first.copy) {
-        ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, IC, IC, IC, OC},
-                              expert_operands(x.data, w->first.weight),
-                              starts,
-                              E,
-                              w->stride * sizeof(floatX),
-                              true,
-                              false};
-        expert_gemm(forward, y, R); // y = x weight^T
+        expert_gemm(y, forward, expert_operands(x.data, w->first.weight), starts, E, w->stride * sizeof(floatX), R);
         return;
     }
     char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
          *copy = (char *)w->first.copy;
     Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
              x8 = expert_quantize(&memory, true, false, x, starts, E, R, IC, FP8_ACTIVATION);
-    int depth = (int)fp8_padded(IC) / 2;
-    ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, depth, depth, depth, OC},
-                          linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3),
-                          starts,
-                          E,
-                          w->copy_stride,
-                          true,
-                          false};
-    expert_gemm(forward, y, R);
+    forward.K = forward.lda = forward.ldb = (int)fp8_padded(IC) / 2;
+    expert_gemm(y, forward, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), starts, E, w->copy_stride, R);
 }
-// The two products of the backward without codes.
-static inline void expert_linear_to_input(floatX *dx, const floatX *dy, const ExpertLinear *w, const int *starts,
-                                          int R) {
+// dx = dy weight; dweight = dy^T x
+static inline GemmShape expert_to_input_shape(const ExpertLinear *w) {
     const int IC = w->first.IC, OC = w->first.OC;
-    ExpertGemm to_input = {{false, false, false, sizeof(floatX) == sizeof(float), 0, IC, OC, OC, IC, IC},
-                           expert_operands(dy, w->first.weight),
-                           starts,
-                           w->count,
-                           w->stride * sizeof(floatX),
-                           true,
-                           false};
-    expert_gemm(to_input, dx, R); // dx = dy weight
+    return {false, false, false, sizeof(floatX) == sizeof(float), 0, IC, OC, OC, IC, IC};
 }
-static inline void expert_linear_to_weight(const floatX *dy, const floatX *x, const ExpertLinear *w, const int *starts,
-                                           int R, bool add) {
-    const int IC = w->first.IC, OC = w->first.OC;
-    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC},
-                            expert_operands(dy, x),
-                            starts,
-                            w->count,
-                            w->stride * sizeof(grad_t),
-                            false,
-                            false};
-    expert_gemm(to_weight, w->first.dweight, R); // dweight = dy^T x
+static inline GemmShape expert_to_weight_shape(const ExpertLinear *w, bool add) {
+    return {true, false, add, true, w->first.OC, w->first.IC, 0, w->first.OC, w->first.IC, w->first.IC};
 }
 static inline void expert_linear_backward(floatX *dx, Activation dy, Activation x, const ExpertLinear *w,
                                           const int *starts, int N, int R, bool add) {
     OPERATION();
     const int IC = w->first.IC, OC = w->first.OC, E = w->count;
+    const size_t dweight_stride = w->stride * sizeof(grad_t);
+    GemmShape to_input = expert_to_input_shape(w), to_weight = expert_to_weight_shape(w, add);
     if (!w->first.copy) {
-        expert_linear_to_input(dx, dy.data, w, starts, R);
-        expert_linear_to_weight(dy.data, x.data, w, starts, R, add);
+        expert_gemm(dx, to_input, expert_operands(dy.data, w->first.weight), starts, E, w->stride * sizeof(floatX), R);
+        expert_gemm(w->first.dweight, to_weight, expert_operands(dy.data, x.data), starts, E, dweight_stride, R);
         return;
     }
     char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
@@ -272,21 +243,11 @@ static inline void expert_linear_backward(floatX *dx, Activation dy, Activation 
     Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
              x8 = expert_quantize(&memory, false, true, x, starts, E, R, IC, FP8_ACTIVATION),
              dy8 = expert_quantize(&memory, true, true, dy, starts, E, R, OC, FP8_GRADIENT);
-    int depth = (int)fp8_padded(OC) / 2, across = (int)expert_code_columns(R, E) / 2;
-    ExpertGemm to_input = {{false, true, false, sizeof(floatX) == sizeof(float), 0, IC, depth, depth, depth, IC},
-                           linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2),
-                           starts,
-                           E,
-                           w->copy_stride,
-                           true,
-                           false};
-    ExpertGemm to_weight = {{false, true, add, true, OC, IC, 0, across, across, IC},
-                            linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2),
-                            starts,
-                            E,
-                            w->stride * sizeof(grad_t),
-                            false,
-                            false};
-    expert_gemm(to_input, dx, R);
-    expert_gemm(to_weight, w->first.dweight, R);
+    to_input.transpose_b = to_weight.transpose_b = true, to_weight.transpose_a = false; // the codes' transposes
+    to_input.K = to_input.lda = to_input.ldb = (int)fp8_padded(OC) / 2;
+    to_weight.lda = to_weight.ldb = (int)expert_code_columns(R, E) / 2;
+    expert_gemm(dx, to_input, linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2), starts, E,
+                w->copy_stride, R);
+    expert_gemm(w->first.dweight, to_weight, linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2),
+                starts, E, dweight_stride, R);
 }
