@@ -10,21 +10,13 @@ layer_lambda.cuh: a lambda that is not projected from the input. Equations in la
 #include "../../cuda/kernel_utils.cuh"
 #include "operations.h"
 
-// l[:] = value, or lambda[0] if lambda is not NULL
+// l[:] = learned[0], computed[0], or value: the first that is not NULL
 template <int W>
-static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *lambda) {
+static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *computed,
+                                   const floatX *learned) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
-    float v[W], x = lambda ? lambda[0] : value;
-    UNROLL
-    for (int k = 0; k < W; k++) v[k] = x;
-    store<W>(l + i, v);
-}
-template <int W>
-static __global__ void lambda_learned_forward_kernel(size_t begin, size_t end, floatX *l, const floatX *lambda) {
-    size_t i = element_index<W>(begin);
-    if (i >= end) return;
-    float v[W], x = to_float(lambda[0]);
+    float v[W], x = learned ? to_float(learned[0]) : computed ? computed[0] : value;
     UNROLL
     for (int k = 0; k < W; k++) v[k] = x;
     store<W>(l + i, v);
@@ -32,12 +24,11 @@ static __global__ void lambda_learned_forward_kernel(size_t begin, size_t end, f
 
 static inline void fill_forward(floatX *l, real value, size_t count) {
     OPERATION();
-    const real *none = nullptr;
-    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, value, none);
+    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, value, nullptr, nullptr);
 }
 static inline void lambda_learned_forward(floatX *l, const floatX *lambda, size_t count) {
     OPERATION();
-    LAUNCH_ELEMENTS(lambda_learned_forward_kernel, packed(0, l), count, l, lambda);
+    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, nullptr, lambda);
 }
 
 enum { LAMBDA_PARTS = 64, LAMBDA_THREADS = 256 };
@@ -92,7 +83,7 @@ static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX 
     OPERATION();
     real *lambda = (real *)ops_scratch(sizeof(real));
     LAUNCH(lambda_exp_forward_kernel, 1, LAMBDA_THREADS, 0, lambda, q1, k1, q2, k2, D, init);
-    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, (const real *)lambda);
+    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, lambda, nullptr);
 }
 
 static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2,
