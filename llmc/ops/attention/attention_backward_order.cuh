@@ -27,10 +27,15 @@ typedef struct {
     bool add_dv;
 } AttentionBackwardMma;
 
+// Whether all rows of q, k, v and the output can be accessed in packs, from aligned addresses on.
+static inline bool attention_packed(AttentionShape s) {
+    return packed(s.D) && packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) &&
+           packed(s.k_head) && packed(s.v_head) && packed(s.o_head);
+}
+
 static inline bool attention_mma_backward_fits(AttentionShape s) {
     return sizeof(floatX) == 2 && s.query_offset == 0 && s.D <= BACKWARD_WIDEST && s.DV <= BACKWARD_WIDEST &&
-           packed(s.D) && packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) &&
-           packed(s.k_head) && packed(s.v_head) && packed(s.o_head);
+           attention_packed(s);
 }
 
 // The width of queries and keys in shared memory, and of the sums of dQ.
@@ -63,11 +68,6 @@ typedef struct {
     int ldn, n_head, ldl;
     Factor factor;
 } BackwardInputs;
-
-static __device__ inline int backward_low(AttentionShape s, int b, int t) {
-    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max(document, t - s.window + 1) : document;
-}
 
 // Rows (B, tiles of queries, NQ/MAPS). Queries beyond the last one attend to no key. Zeroes the counters.
 template <int MAPS>
@@ -108,7 +108,7 @@ static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwa
         to[Rows::DELTA + m * Rows::QUERIES + query] = m ? noise : dot;
     }
     to[Rows::FACTOR + query] = factor;
-    to[Rows::LOW + query] = __int_as_float(exists ? backward_low(s, (int)b, (int)t) : INT_MAX);
+    to[Rows::LOW + query] = __int_as_float(attention_first_key(s, (int)b, (int)t));
     if (query == 0) a.counters[tile] = 0;
     if (row == 0) a.counters[(size_t)s.B * heads * a.tiles] = 0; // the ticket
 }

@@ -365,9 +365,7 @@ template <int MAPS, int D, int DV> static inline void attention_mma_launch_width
 
 // Whether the tensor cores compute attention of this shape.
 static inline bool attention_mma_fits(AttentionShape s) {
-    return sizeof(floatX) == 2 && s.D <= MMA_WIDTH && s.DV <= MMA_WIDTH && packed(s.D) && packed(s.DV) &&
-           packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) && packed(s.k_head) &&
-           packed(s.v_head) && packed(s.o_head);
+    return sizeof(floatX) == 2 && s.D <= MMA_WIDTH && s.DV <= MMA_WIDTH && attention_packed(s);
 }
 
 // Calls launch(MAPS, D, DV) with the smallest kernel that holds the heads.

@@ -279,9 +279,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 6)
 // Calls launch as launch_heads, for rows of keys and values at these addresses.
 template <typename Launch, typename... Pointers>
 static inline void sparse_launch(const AttentionShape &s, Launch launch, Pointers... pointers) {
-    const bool strides = packed(s.D) && packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) &&
-                         packed(s.q_head) && packed(s.k_head) && packed(s.v_head) && packed(s.o_head);
-    launch_heads(strides && packed(0, pointers...), max_int(s.D, s.DV), launch);
+    launch_heads(attention_packed(s) && packed(0, pointers...), max_int(s.D, s.DV), launch);
 }
 
 static inline void sparse_attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,

@@ -14,6 +14,16 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
                                  const int *first);
 // Fills a host table for `positions` positions: positions * D reals.
 static inline void rope_table(real *table, int positions, int D, double theta);
+#ifndef RECORDED_OPS // predictions read no table
+static inline void rope_table(real *table, int positions, int D, double theta) {
+    for (int t = 0; t < positions; t++, table += D)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = (double)t * pow(theta, -2.0 * i / D);
+            table[i] = (real)cos(angle);
+            table[D / 2 + i] = (real)sin(angle);
+        }
+}
+#endif
 static inline size_t rope_bytes(size_t N, size_t heads, size_t D) {
     return N * D * (2 * heads * FLOATX_BYTES + FP32_BYTES);
 }

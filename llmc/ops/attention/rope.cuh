@@ -10,15 +10,6 @@ rope.cuh: rotary position embedding. Equations in rope.h.
 #include "../../cuda/kernel_utils.cuh"
 #include "operations.h"
 
-static inline void rope_table(real *table, int positions, int D, double theta) {
-    for (int t = 0; t < positions; t++, table += D)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow(theta, -2.0 * i / D);
-            table[i] = (real)cos(angle);
-            table[D / 2 + i] = (real)sin(angle);
-        }
-}
-
 // One row per block; its columns are the first halves of the heads: (heads, D/2).
 template <int W>
 static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int stride,

@@ -13,15 +13,6 @@ position.
 #pragma once
 #include "operations.h"
 
-static inline void rope_table(real *table, int positions, int D, double theta) {
-    for (int t = 0; t < positions; t++, table += D)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow(theta, -2.0 * i / D);
-            table[i] = (real)cos(angle);
-            table[D / 2 + i] = (real)sin(angle);
-        }
-}
-
 static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                const int *first, real sign) {
     int half = D / 2;
