@@ -9,6 +9,7 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 */
 #pragma once
 #include "../cuda/counting_sort.cuh"
+#include "../ops/gates/swiglu.cuh"
 #include "../ops/linear/linear.cuh"
 #include "operations.h"
 #include "expert_gemm.cuh"
@@ -76,30 +77,10 @@ static inline void expert_combine(floatX *y, const floatX *x, const int *places,
     LAUNCH_COLUMNS(expert_combine_kernel, packed(r.C, y, x), r.N, r.C, y, x, places, r.K, r.C, add);
 }
 
-template <int W, typename Max = NoMax>
-static __global__ void expert_swiglu_forward_kernel(floatX *y, const floatX *gate_up, const float *weights,
-                                                    const int *entries, int F, Max max) {
-    unsigned p = blockIdx.x, i = column_index<W>();
-    if (i < (unsigned)F) {
-        const floatX *from = gate_up + p * 2 * (size_t)F + i;
-        float g[W], u[W], w = weights[entries[p]];
-        load<W>(g, from);
-        load<W>(u, from + F);
-        UNROLL
-        for (int k = 0; k < W; k++) u[k] *= w * (g[k] * sigmoid_of(g[k]));
-        store<W>(y + p * (size_t)F + i, u);
-        max.add(u);
-    }
-    max.finish();
-}
 static inline void expert_swiglu_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
                                          int R, int F) {
     OPERATION();
-    launch_with_max(y.max, [&](auto of_y) {
-        typedef decltype(of_y) Max;
-        LAUNCH_COLUMNS_EITHER((expert_swiglu_forward_kernel<PACK, Max>), (expert_swiglu_forward_kernel<1, Max>),
-                              packed(F, y.data, gate_up), R, F, y.data, gate_up, weights, entries, F, of_y);
-    });
+    swiglu_weighted_forward(y, gate_up, weights, entries, R, F);
 }
 
 enum { EXPERT_ROW_THREADS = 128 };

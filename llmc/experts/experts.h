@@ -11,6 +11,7 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
   source    the experts are the MLP of swiglu.h
 */
 #pragma once
+#include "../ops/gates/swiglu.h"
 #include "../ops/linear/linear.h"
 #include "operations.h"
 #include "../ops/vecmath.h"
@@ -49,14 +50,7 @@ static inline void expert_combine(floatX *y, const floatX *x, const int *places,
 
 static inline void expert_swiglu_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
                                          int R, int F) {
-#pragma omp parallel for schedule(static)
-    for (int p = 0; p < R; p++) {
-        const floatX *g = gate_up + 2 * (size_t)p * F, *u = g + F;
-        floatX *to = y.data + (size_t)p * F;
-        real w = weights[entries[p]];
-        for (int i = 0; i < F; i++) to[i] = w * (g[i] * real_sigmoid(g[i]) * u[i]);
-    }
-    absmax_update(y, R, F, F);
+    swiglu_weighted_forward(y, gate_up, weights, entries, R, F);
 }
 
 static inline void expert_swiglu_backward(Activation dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,

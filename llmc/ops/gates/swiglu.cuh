@@ -11,28 +11,34 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 #include "operations.h"
 
 template <int W, typename Max = NoMax>
-static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F, Max max) {
+static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, const float *weights, const int *entries,
+                                             int F, Max max) {
     unsigned n = blockIdx.x, i = column_index<W>();
     if (i < (unsigned)F) {
         const floatX *from = gate_up + n * 2 * (size_t)F + i;
-        float g[W], u[W];
+        float g[W], u[W], w = weights ? weights[entries[n]] : 1;
         load<W>(g, from);
         load<W>(u, from + F);
         UNROLL
-        for (int k = 0; k < W; k++) u[k] *= g[k] * sigmoid_of(g[k]);
+        for (int k = 0; k < W; k++) u[k] *= w * (g[k] * sigmoid_of(g[k]));
         store<W>(y + n * (size_t)F + i, u);
         max.add(u);
     }
     max.finish();
 }
 
-static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
-    OPERATION();
+// y[n] times weights[entries[n]]; weights NULL: 1, which changes no bit
+static inline void swiglu_weighted_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
+                                           int N, int F) {
     launch_with_max(y.max, [&](auto of_y) {
         typedef decltype(of_y) Max;
         LAUNCH_COLUMNS_EITHER((swiglu_forward_kernel<PACK, Max>), (swiglu_forward_kernel<1, Max>),
-                              packed(F, y.data, gate_up), N, F, y.data, gate_up, F, of_y);
+                              packed(F, y.data, gate_up), N, F, y.data, gate_up, weights, entries, F, of_y);
     });
+}
+static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
+    OPERATION();
+    swiglu_weighted_forward(y, gate_up, NULL, NULL, N, F);
 }
 
 template <int W, typename Max = NoMax>

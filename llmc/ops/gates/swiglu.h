@@ -12,14 +12,21 @@ swiglu.h: the gated activation of the MLP.
 #include "operations.h"
 #include "../vecmath.h"
 
-static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
+// y[n] times weights[entries[n]]; weights NULL: 1, which changes no bit
+static inline void swiglu_weighted_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
+                                           int N, int F) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
         floatX *yn = y.data + (size_t)n * F;
-        for (int i = 0; i < F; i++) yn[i] = g[i] * real_sigmoid(g[i]) * u[i];
+        real w = weights ? weights[entries[n]] : 1;
+        for (int i = 0; i < F; i++) yn[i] = w * (g[i] * real_sigmoid(g[i]) * u[i]);
     }
     absmax_update(y, N, F, F);
+}
+
+static inline void swiglu_forward(Activation y, const floatX *gate_up, int N, int F) {
+    swiglu_weighted_forward(y, gate_up, NULL, NULL, N, F);
 }
 
 static inline void swiglu_backward(Activation dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
