@@ -12,10 +12,6 @@ adamw.cuh: one step of Adam with decoupled weight decay. Equations in adamw.h.
 #include "../measure/parts.cuh"
 #include "operations.h"
 
-typedef struct {
-    float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;
-} AdamwScalars;
-
 // m and v of W elements after the update
 template <int W>
 static __device__ inline void adamw_moments(float (&mi)[W], float (&vi)[W], size_t i, const grad_t *grads,
@@ -48,21 +44,6 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
     store_fp32<W>(v + i, vi);
     if (master) store_fp32<W>(master + i, w);
     store<W>(params + i, w);
-}
-
-static inline AdamwScalars adamw_scalars(double grad_scale, double lr, double beta1, double beta2, double eps,
-                                         double weight_decay, int64_t step) {
-    AdamwScalars s;
-    s.scale = (float)grad_scale;
-    s.b1 = (float)beta1;
-    s.b2 = (float)beta2;
-    s.rest1 = (float)(1 - beta1);
-    s.rest2 = (float)(1 - beta2);
-    s.rsqrt_correction2 = (float)(1 / sqrt(1 - pow(beta2, (double)step)));
-    s.rate = (float)lr / (float)(1 - pow(beta1, (double)step));
-    s.keep = (float)(1 - lr * weight_decay);
-    s.epsilon = (float)eps;
-    return s;
 }
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,

@@ -19,20 +19,16 @@ adamw.h: one step of Adam with decoupled weight decay.
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step) {
-    real correction1 = (real)(1 - pow(beta1, (double)step));
-    real scale = (real)grad_scale, b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1),
-         rest2 = (real)(1 - beta2);
-    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
-    real rate = (real)lr / correction1, keep = (real)(1 - lr * weight_decay), epsilon = (real)eps;
-#pragma omp parallel for simd schedule(static)
+    const AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, weight_decay, step);
+#pragma omp parallel for simd schedule(static) firstprivate(s)
     for (size_t i = 0; i < count; i++) {
-        real g = scale * grads[i];
-        real mi = b1 * m[i] + rest1 * g;
-        real vi = b2 * v[i] + rest2 * g * g;
+        real g = s.scale * grads[i];
+        real mi = s.b1 * m[i] + s.rest1 * g;
+        real vi = s.b2 * v[i] + s.rest2 * g * g;
         m[i] = mi;
         v[i] = vi;
         real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
-        real w = (master ? master[i] : params[i]) * keep - rate * mi / (root * rsqrt_correction2 + epsilon);
+        real w = (master ? master[i] : params[i]) * s.keep - s.rate * mi / (root * s.rsqrt_correction2 + s.epsilon);
         if (master) master[i] = w;
         params[i] = w;
     }
@@ -43,17 +39,15 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
 static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
                                     double lr, double beta1, double beta2, double eps, int64_t step) {
     double parts[STATS_PARTS];
-    real rate = (real)lr / (real)(1 - pow(beta1, (double)step)), scale = (real)grad_scale;
-    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
-    real b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1), rest2 = (real)(1 - beta2);
-#pragma omp parallel for schedule(static)
+    const AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, 0, step);
+#pragma omp parallel for schedule(static) firstprivate(s)
     for (int p = 0; p < STATS_PARTS; p++) {
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (size_t i = part_begin(count, p); i < part_begin(count, p + 1); i++) {
-            real g = scale * grads[i], mi = b1 * m[i] + rest1 * g, vi = b2 * v[i] + rest2 * g * g;
+            real g = s.scale * grads[i], mi = s.b1 * m[i] + s.rest1 * g, vi = s.b2 * v[i] + s.rest2 * g * g;
             real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
-            double u = (double)(rate * mi / (root * rsqrt_correction2 + (real)eps));
+            double u = (double)(s.rate * mi / (root * s.rsqrt_correction2 + s.epsilon));
             sum += u * u;
         }
         parts[p] = sum;

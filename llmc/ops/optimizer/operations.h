@@ -16,6 +16,25 @@ static inline size_t adamw_bytes(size_t count, bool master) {
     return count * (7 * FP32_BYTES + (master ? FLOATX_BYTES : 0));
 }
 
+// The constants of an update, which the host combines in double.
+typedef struct {
+    real scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;
+} AdamwScalars;
+static inline AdamwScalars adamw_scalars(double grad_scale, double lr, double beta1, double beta2, double eps,
+                                         double weight_decay, int64_t step) {
+    AdamwScalars s;
+    s.scale = (real)grad_scale;
+    s.b1 = (real)beta1;
+    s.b2 = (real)beta2;
+    s.rest1 = (real)(1 - beta1);
+    s.rest2 = (real)(1 - beta2);
+    s.rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
+    s.rate = (real)lr / (real)(1 - pow(beta1, (double)step));
+    s.keep = (real)(1 - lr * weight_decay);
+    s.epsilon = (real)eps;
+    return s;
+}
+
 // The sum of squares of the change of w in adamw_update with the same arguments, without weight decay.
 static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
                                     double lr, double beta1, double beta2, double eps, int64_t step);
