@@ -38,19 +38,9 @@ static struct {
     uint64_t begun, done; // operations; the ticket of an operation is the value of `begun` after it
     bool stop;
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-} comm_mpi = {MPI_COMM_NULL,
-              MPI_COMM_NULL,
-              NULL,
-              0,
-              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false}},
-              0,
-              0,
-              false,
-              0,
-              PTHREAD_MUTEX_INITIALIZER,
-              PTHREAD_COND_INITIALIZER};
+} comm_mpi;
+static pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t comm_changed = PTHREAD_COND_INITIALIZER;
 
 // Polls a request, first without and then with short sleeps.
 static inline void comm_wait_request(MPI_Request *request) {
@@ -130,18 +120,18 @@ static inline void comm_execute(const CommOp *op) {
 
 static inline void *comm_thread(void *unused) {
     (void)unused;
-    pthread_mutex_lock(&comm_mpi.lock);
+    pthread_mutex_lock(&comm_lock);
     for (;;) {
-        while (comm_mpi.done == comm_mpi.begun && !comm_mpi.stop) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+        while (comm_mpi.done == comm_mpi.begun && !comm_mpi.stop) pthread_cond_wait(&comm_changed, &comm_lock);
         if (comm_mpi.done == comm_mpi.begun) break;
         CommOp op = comm_mpi.queue[comm_mpi.done % COMM_QUEUE];
-        pthread_mutex_unlock(&comm_mpi.lock);
+        pthread_mutex_unlock(&comm_lock);
         comm_execute(&op);
-        pthread_mutex_lock(&comm_mpi.lock);
+        pthread_mutex_lock(&comm_lock);
         comm_mpi.done++;
-        pthread_cond_broadcast(&comm_mpi.changed);
+        pthread_cond_broadcast(&comm_changed);
     }
-    pthread_mutex_unlock(&comm_mpi.lock);
+    pthread_mutex_unlock(&comm_lock);
     return NULL;
 }
 
@@ -150,30 +140,29 @@ static inline void comm_await(uint64_t done) {
     if (comm_mpi.done >= done) return;
     double begin = now_seconds();
     watch_wait_begin();
-    while (comm_mpi.done < done) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+    while (comm_mpi.done < done) pthread_cond_wait(&comm_changed, &comm_lock);
     watch_wait_end();
     comm.wait_seconds += now_seconds() - begin;
 }
 
 static inline uint64_t comm_enqueue(CommOp op) {
     assert(op.count <= INT_MAX);
-    pthread_mutex_lock(&comm_mpi.lock);
+    pthread_mutex_lock(&comm_lock);
     if (comm_mpi.begun >= COMM_QUEUE) comm_await(comm_mpi.begun - COMM_QUEUE + 1);
     comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
     uint64_t ticket = comm_mpi.begun;
     WATCH_SET(self.collectives, ticket);
-    pthread_cond_broadcast(&comm_mpi.changed);
-    while (fault_point(FAULT_COMPLETE, NULL, 0) && comm_mpi.done < ticket)
-        pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
-    pthread_mutex_unlock(&comm_mpi.lock);
+    pthread_cond_broadcast(&comm_changed);
+    while (fault_point(FAULT_COMPLETE, NULL, 0) && comm_mpi.done < ticket) pthread_cond_wait(&comm_changed, &comm_lock);
+    pthread_mutex_unlock(&comm_lock);
     return ticket;
 }
 
 static inline void comm_wait(uint64_t ticket) {
     if (ticket == 0) return;
-    pthread_mutex_lock(&comm_mpi.lock);
+    pthread_mutex_lock(&comm_lock);
     comm_await(ticket);
-    pthread_mutex_unlock(&comm_mpi.lock);
+    pthread_mutex_unlock(&comm_lock);
 }
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool all_groups) {
@@ -219,10 +208,10 @@ static inline void comm_close(void) {
     if (!comm.on) return;
     watch_stage(STAGE_END);
     comm_barrier();
-    pthread_mutex_lock(&comm_mpi.lock);
+    pthread_mutex_lock(&comm_lock);
     comm_mpi.stop = true;
-    pthread_cond_broadcast(&comm_mpi.changed);
-    pthread_mutex_unlock(&comm_mpi.lock);
+    pthread_cond_broadcast(&comm_changed);
+    pthread_mutex_unlock(&comm_lock);
     pthread_join(comm_mpi.thread, NULL);
     buffer_free(comm_mpi.staging);
     comm_mpi.staging = NULL;
