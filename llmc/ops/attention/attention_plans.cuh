@@ -66,11 +66,6 @@ static inline bool attention_has_device(void) { // --dry-run runs without one
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 
-static inline CudnnStrides attention_strides(int row, int head) {
-    CudnnStrides s = {row, head};
-    return s;
-}
-
 // The number of query heads that a call computes.
 static inline int attention_queries(const AttentionPlan *p) { return p->groups * (p->shape.NQ / p->shape.NKV); }
 
@@ -82,12 +77,12 @@ static inline CudnnAttention attention_description(const AttentionPlan *p, int p
     a.B = p->sequences, a.T = s.T, a.NQ = attention_queries(p), a.NKV = p->groups;
     a.D = s.D, a.DV = s.DV / p->parts;
     a.window = s.window, a.documents = p->documents, a.scale = s.scale;
-    a.q = attention_strides(s.ldq, s.q_head), a.k = attention_strides(s.ldkv, s.k_head);
-    a.v = attention_strides(s.ldkv, s.v_head), a.out = attention_strides(s.ldo, s.o_head);
+    a.q = CudnnStrides{s.ldq, s.q_head}, a.k = CudnnStrides{s.ldkv, s.k_head};
+    a.v = CudnnStrides{s.ldkv, s.v_head}, a.out = CudnnStrides{s.ldo, s.o_head};
     if (!p->backward) return a;
-    a.dq = part ? attention_strides(a.NQ * s.D, s.D) : a.q; // scratch memory is contiguous
-    a.dk = part ? attention_strides(a.NKV * s.D, s.D) : a.k;
-    a.dv = p->add_dv ? attention_strides(a.NKV * a.DV, a.DV) : a.v;
+    a.dq = part ? CudnnStrides{a.NQ * s.D, s.D} : a.q; // scratch memory is contiguous
+    a.dk = part ? CudnnStrides{a.NKV * s.D, s.D} : a.k;
+    a.dv = p->add_dv ? CudnnStrides{a.NKV * a.DV, a.DV} : a.v;
     return a;
 }
 
