@@ -217,8 +217,8 @@ static inline void compare_with_fixture(const Fixture *f, const Model *model, do
         }
 }
 
-// Compares the gradients of one fixture; returns its configuration.
-static inline ModelConfig check_fixture(const char *variant, const char *size) {
+// Compares the gradients of one fixture; returns its variant.
+static inline const AttentionVariant *check_fixture(const char *variant, const char *size) {
     Fixture f = fixture_open(variant, size);
     ModelConfig config = config_json_read(f.dir.path);
     EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
@@ -237,79 +237,22 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
     case_end(&model, tokens);
     safetensors_close(f.file);
-    return config;
+    return config.attention;
 }
 
+// Every fixture: of each variant at least `odd`, `even` and `yoco`. Others have windows, QK-norm, experts, the z-loss,
+// selected blocks, or an rms_norm_eps far from the 1e-5 that the norm before o_proj has in diff_v1.
 static void test_gradients_equal_reference(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        check_fixture(attention_variants[v].name, "odd");
-        check_fixture(attention_variants[v].name, "even");
+    int counts[ATTENTION_VARIANT_COUNT] = {0};
+    glob_t found;
+    CHECK(glob("dev/reference/fixtures/*.safetensors", 0, NULL, &found) == 0, "dev/reference has no fixtures");
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        char *variant = strtok(strrchr(found.gl_pathv[i], '/') + 1, "."), *size = strtok(NULL, ".");
+        counts[check_fixture(variant, size) - attention_variants]++;
     }
-}
-
-static void test_gradients_of_windows_equal_reference(void) {
-    const char *const variants[] = {"baseline", "diff_v2", "diff_v1"};
-    for (int v = 0; v < 3; v++) {
-        ModelConfig all = check_fixture(variants[v], "window"), some = check_fixture(variants[v], "window_full");
-        EXPECT(all.window == 6 && all.full_every == 0, "%s_w: window %d, full every %d", variants[v], all.window,
-               all.full_every);
-        EXPECT(some.window == 4 && some.full_every == 2, "%s_f: window %d, full every %d", variants[v], some.window,
-               some.full_every);
-    }
-}
-
-static void test_gradients_of_yoco_equal_reference(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        ModelConfig config = check_fixture(attention_variants[v].name, "yoco");
-        EXPECT(config.yoco && config.window == 5 && config.full_every == 0, "%s_y: YOCO %d, window %d, full every %d",
-               attention_variants[v].name, config.yoco, config.window, config.full_every);
-    }
-}
-
-// q: QK-norm, v: with windows and full layers, k: with YOCO. Those of the baseline are a Qwen3 without YOCO.
-static void test_gradients_of_head_norms_equal_reference(void) {
-    static const char *const fixtures[][2] = {{"baseline", "qk_norm"},        {"diff_v2", "qk_norm"},
-                                              {"diff_v1", "qk_norm"},         {"diff_scalar", "qk_norm"},
-                                              {"baseline", "qk_norm_window"}, {"baseline", "qk_norm_yoco"},
-                                              {"diff_v2", "qk_norm_yoco"},    {"diff_v1", "qk_norm_yoco"}};
-    for (size_t i = 0; i < sizeof(fixtures) / sizeof(fixtures[0]); i++) {
-        ModelConfig config = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(config.qk_norm && config.rms_norm_eps == 0.02 &&
-                   (config.window > 0) == (strcmp(fixtures[i][1], "qk_norm") != 0) &&
-                   config.yoco == (strcmp(fixtures[i][1], "qk_norm_yoco") == 0),
-               "%s.%s: QK-norm %d, rms_norm_eps %g, window %d, YOCO %d", fixtures[i][0], fixtures[i][1], config.qk_norm,
-               config.rms_norm_eps, config.window, config.yoco);
-    }
-}
-
-// m: experts; x: with a shared one, a layer without experts, and QK-norm; e: with a bias of the router. That of the
-// baseline is a Mixtral.
-static void test_gradients_of_experts_equal_reference(void) {
-    static const char *const fixtures[][2] = {{"baseline", "experts"},
-                                              {"diff_v2", "experts"},
-                                              {"diff_v1", "shared_experts"},
-                                              {"diff_v2", "shared_experts"},
-                                              {"diff_v2", "router_bias"}};
-    for (int i = 0; i < 5; i++) {
-        bool mixed = strcmp(fixtures[i][1], "shared_experts") == 0, bias = strcmp(fixtures[i][1], "router_bias") == 0;
-        ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(c.E == 4 + mixed + bias && c.router_bias == bias && c.K == 2 + mixed && c.shared == mixed &&
-                   c.dense_layers == mixed && c.F == (mixed ? 7 : c.FE),
-               "%s.%s: %d experts, %d active, %d shared, %d dense layers of width %d", fixtures[i][0], fixtures[i][1],
-               c.E, c.K, c.shared, c.dense_layers, c.F);
-    }
-}
-
-static void test_gradients_of_z_loss_equal_reference(void) { check_fixture("diff_v2", "z_loss"); }
-
-// Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
-static void test_head_norm_epsilon(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        if (attention_variants[v].norm == NORM_NONE) continue;
-        ModelConfig config = check_fixture(attention_variants[v].name, "eps");
-        EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, not 0.02", attention_variants[v].name,
-               config.rms_norm_eps);
-    }
+    globfree(&found);
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        EXPECT(counts[v] >= 3, "%s has %d fixtures", attention_variants[v].name, counts[v]);
 }
 
 // ||a - b|| / ||b||; infinite if b is zero.
@@ -486,16 +429,7 @@ static void test_scaling_of_kinds(void) {
 }
 
 static const Test model_tests[] = {
-    {"gradients equal those of the float64 reference", test_gradients_equal_reference},
-    {"gradients of models with windows equal those of the float64 reference",
-     test_gradients_of_windows_equal_reference},
-    {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
-    {"gradients of models with QK-norm equal those of the float64 reference",
-     test_gradients_of_head_norms_equal_reference},
-    {"gradients of models with experts equal those of the float64 reference",
-     test_gradients_of_experts_equal_reference},
-    {"gradients of the z-loss equal those of the float64 reference", test_gradients_of_z_loss_equal_reference},
-    {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
+    {"gradients equal those of every fixture of the float64 reference", test_gradients_equal_reference},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},
     {"generation keeps the last half of a full context, and reads all of a prompt that fills it",
