@@ -105,12 +105,6 @@ static void test_spike_skip(void) {
     EXPECT(spike_guard_decide(&g, 1e9, 1e9, 0.1, 0.1).apply, "skipped without a z");
 }
 
-// Steps of a synthetic run, as --skip-loss-z Z (or --skip-grad-z) judges them.
-typedef struct {
-    int corrupt, skipped_corrupt, skipped, longest; // longest: most skipped in a row
-    double z_sum;
-} JudgedSeries;
-
 #define DETECTOR(judged, spikes, window) "{\"judged\": " judged ", \"spikes\": " spikes ", \"window\": " window "}"
 #define GUARD(in_row, loss, grad_norm)                                                       \
     "{\"skipped\": 1, \"not_finite\": 9, \"not_finite_in_row\": " in_row ", \"loss\": " loss \

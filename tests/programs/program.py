@@ -164,9 +164,6 @@ def has_open(pid, text):
         return False
 
 
-# ---- memory
-
-
 # ---- files
 
 
