@@ -3,7 +3,6 @@
 import re
 import shutil
 import sys
-from collections import Counter
 
 import pytest
 from program import DONE, FAILED, ROOT, SHAPE, checkpoint, read_json, records, run, run_trainer, trainer
@@ -95,18 +94,6 @@ def write_pair(directory, a, b):
     for name, windows, step in (("a", a, 1), ("b", b, 3)):
         write_shard(directory / f"{name}.bin", [step * i * i % 251 for i in range(16 * windows + 1)])
     return "'a=a.bin:1 b=b.bin:1'"
-
-
-def test_small_corpus_of_a_mixture(tmp_path):
-    """a small corpus of a mixture is read in epochs, also in a part of a block"""
-    mixture = write_pair(tmp_path, 500, 5000)
-    changes = " ".join(f"{step}:order=reverse" for step in range(1, 11))  # the log has the windows of each step
-    options = f"{MODEL} --vocab 256 --train-data {mixture} --steps 10 --total-batch 1600 --out run --change '{changes}'"
-    assert "1.00 epochs in this run (a.bin)" in run_trainer(options, cwd=tmp_path).done().out
-    windows = [w for r in records(tmp_path / "run", "event", what="change") for w in r["windows"]]
-    assert len(windows) == 1000
-    times = Counter(Counter(w["first_token"] for w in windows if w["file"] == "a.bin").values())
-    assert times == {1: 486, 2: 14}, "an epoch of 500 windows, and 14 of the next one"
 
 
 def test_validation_of_a_mixture(tmp_path):

@@ -4,8 +4,7 @@ import re
 import shutil
 
 import pytest
-from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, lose_checkpoints, read_json
-from program import records, tensors
+from program import checkpoint, expect_printed_losses, expect_same, expect_speed, read_json, records, tensors
 from ranks import EXPERTS, MOST_ZERO, TOLERANCE, expect_losses, expect_same_weights, resume_ranks, run_ranks
 from ranks import train_ranks
 
@@ -225,23 +224,6 @@ def test_resume_with_the_same_ranks(short):
             train_ranks(short / f"whole{zero}", 3, options, f"--zero {zero}").done()
             expect_same(checkpoint(short / f"whole{zero}", 12), checkpoint(short / name, 12))
     expect_same_weights(short / "whole3", short / "two", 12)
-
-
-@pytest.mark.full
-def test_total_batch(short):
-    """a resume keeps the total batch for any number of ranks"""
-    # Without --total-batch it is that of the checkpoint, which the first start derived from its single rank.
-    whole, parts = short / "whole", short / "parts"
-    train_ranks(whole, 1, "--steps 9 --schedule constant --batch-size 4").done()
-    train_ranks(parts, 1, "--steps 3 --schedule constant --batch-size 4").done()
-    result = resume_ranks(parts, 4, "--steps 6")
-    assert result.status == USAGE and "4 ranks; use --batch-size 1 or --total-batch 256" in result.err, result
-    resume_ranks(parts, 4, "--steps 6 --batch-size 1").done()
-    resume_ranks(parts, 2, "--steps 9").done()
-    expect_losses(whole, parts)
-    lose_checkpoints(parts)  # and without a checkpoint that of run.json
-    resume_ranks(parts, 2, "--steps 9 --batch-size 2").done()
-    expect_losses(whole, parts)
 
 
 # ---- the order of messages

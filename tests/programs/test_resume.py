@@ -85,21 +85,6 @@ def test_match_params_resume(corpus, tmp_path):
     result.one_line(USAGE, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34")
 
 
-def test_resume_without_checkpoint(corpus, tmp_path):
-    """a run that was stopped before its first checkpoint is started again, with a message"""
-    run, saved = tmp_path / "run", tmp_path / "saved"
-    train(corpus, tmp_path / "first", "--steps 2 --seed 3").done()
-    # weights of another run, which starting again must not forget
-    options = ["--batch-size 4 --threads 2 --steps 4 --init", checkpoint(tmp_path / "first", 2)]
-    run_trainer("--train-data", corpus / "train.bin", "--out", run, *options).done()
-    shutil.copytree(run / "checkpoints", saved)
-    lose_checkpoints(run)
-    assert "from step 0" in resume(run, "--threads 2").done().out
-    expect_same(run / "checkpoints", saved)
-    found = records(run, "train")
-    assert len(found) == 4 and found[-1]["step"] == 4
-
-
 def test_dump_grads_of_checkpoint(corpus, tmp_path):
     """--dump-grads --resume uses the weights of the newest checkpoint"""
     run = tmp_path / "run"
