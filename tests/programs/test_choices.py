@@ -2,7 +2,7 @@
 
 import pytest
 from choices import Example, write_choices
-from program import GRAMMAR, SMALL, USAGE, read_json, records, run_trainer, same_numbers, write_random_choices
+from program import GRAMMAR, SMALL, read_json, records, run_trainer, same_numbers, write_random_choices
 from ranks import SMALL_OF_RANKS, run_ranks
 
 
@@ -67,5 +67,3 @@ def test_choices_of_ranks(corpus, tmp_path):
             (wanted,) = records(tmp_path / "run0", "choices", name=name, step=0)
             (found,) = records(tmp_path / f"run{ranks}", "choices", name=name, step=0)
             same_numbers(wanted, found)
-    result = run_trainer("--train-data", corpus / "train.bin", "--eval-choices nothing")
-    result.one_line(USAGE, "--eval-choices 'nothing' is not accepted: it must be NAME=FILE")

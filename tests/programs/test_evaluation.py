@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from program import USAGE, beside, checkpoint, differing, expect_printed_losses, read_json, run, run_trainer
+from program import beside, checkpoint, differing, expect_printed_losses, read_json, run, run_trainer
 from program import same_numbers, train, trainer, write_grammar
 
 POSITIONS = 40
@@ -42,8 +42,6 @@ def test_eval_output(corpus, tmp_path):
     assert abs(weighted / targets.total() - found["loss"]) < 1e-6
     assert 0 <= found["recall"][1]["exact"] < 0.5, "an untrained model recalls"
     assert len(found["attention"]["layers"]) == 2
-    result = run_trainer("--train-data", corpus / "train.bin", "--eval-out x")
-    result.one_line(USAGE, "--eval-out requires --eval")
 
 
 def test_eval_of_shards(corpus, tmp_path):

@@ -85,6 +85,24 @@ def test_match_params_resume(corpus, tmp_path):
     result.one_line(USAGE, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34")
 
 
+def test_init_with_selected_blocks(corpus, tmp_path):
+    """--init with --sparse-blocks starts from weights of full attention; a resume before a checkpoint does too"""
+    train(corpus, tmp_path / "full", "--steps 3").done()
+    base, losses = checkpoint(tmp_path / "full", 3), []
+    for blocks in (0, 6, 1):  # 6 of 8 blocks between the first and its own: all keys
+        out = tmp_path / f"run{blocks}"
+        options = f"--sparse-blocks {blocks} --sparse-block-size 2" if blocks else ""
+        validation = ("--steps 2 --val-every 1 --val-data", corpus / "train.bin")
+        train(corpus, out, options, *validation, "--init", base).done()
+        losses.append(records(out, "val")[0]["loss"])
+        found = read_json(checkpoint(out, 2) / "config.json")
+        assert (found.get("sparse_blocks") or 0) == blocks, found
+    assert abs(losses[1] - losses[0]) < 1e-6 and abs(losses[2] - losses[0]) > 1e-5, losses
+    lose_checkpoints(tmp_path / "run1")
+    run_trainer("--out", tmp_path / "run1", "--resume --threads 2").done()
+    assert records(tmp_path / "run1", "val")[0]["loss"] == losses[2]
+
+
 def test_dump_grads_of_checkpoint(corpus, tmp_path):
     """--dump-grads --resume uses the weights of the newest checkpoint"""
     run = tmp_path / "run"

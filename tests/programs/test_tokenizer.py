@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import token_table
-from program import FAILED, SHAPE, USAGE, Random, checkpoint, run_trainer, write_corpus
+from program import FAILED, SHAPE, Random, checkpoint, run_trainer, write_corpus
 
 MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
 MERGES = 60
@@ -111,8 +111,6 @@ def test_table_that_encodes_no_text(toy):
     """a table that encodes no text decodes tokens"""
     result = run_trainer(MODEL, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt-tokens 97,98", cwd=toy).done()
     assert result.out.startswith("ab")
-    result = run_trainer(MODEL, "--vocab 317 --generate 2 --prompt a --prompt-tokens 1", cwd=toy)
-    result.one_line(USAGE, "--prompt-tokens")
 
 
 def test_damaged_tokenizers(toy, tmp_path):

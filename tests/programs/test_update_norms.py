@@ -52,12 +52,10 @@ def test_changed_update_norms(corpus, tmp_path):
     assert np.isclose(norm(usual - small), steps[3]["update_norm"], rtol=1e-3)
 
 
-@pytest.mark.full(cases_from=4)
 @pytest.mark.parametrize(
     ("options", "change", "message"),
     [
         ("--optimizer normuon", "2:update-norm=1", "updates of normuon have a constant norm"),
-        ("", "3-4:lr=0", "this start has the steps 1 to 3: use one of these"),
         ("", "2:lr@model.layers[0:5]=0", "lambda_proj.weight has 2 rows: use [A:B] with B up to 2"),
         ("--minutes 0.01", "1000000:lr=0", ": use one of these"),
     ],
