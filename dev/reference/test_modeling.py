@@ -90,12 +90,9 @@ def expect_equal(found, wanted, what, tolerance=TOLERANCE):
 
 
 def expect_error(kind, word, call):
-    try:
+    with pytest.raises(kind) as found:
         call()
-    except kind as error:
-        assert word in str(error) and "\n" not in str(error), f"'{word}': {error}"
-        return
-    raise AssertionError(f"no error about '{word}'")
+    assert word in str(found.value) and "\n" not in str(found.value), f"'{word}': {found.value}"
 
 
 def in_chunks(model, ids, mask, sizes, cache):

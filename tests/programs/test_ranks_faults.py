@@ -8,20 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from program import (
-    DONE,
-    FAILED,
-    SIGNALLED,
-    Started,
-    all_records,
-    checkpoint,
-    expect_same,
-    has_open,
-    records,
-    run,
-    saved,
-)
-from program import overwrite, without_times, write_random_choices
+from program import DONE, FAILED, SIGNALLED, Started, all_records, checkpoint, expect_same, has_open, overwrite
+from program import records, run, saved, without_times, write_random_choices
 from ranks import OPENMPI, SMALL_OF_RANKS, expect_losses, expect_same_weights, faulty, resume_ranks, skip_without_mpi
 from ranks import train_ranks, write_many, write_short_epoch
 

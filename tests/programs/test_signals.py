@@ -8,8 +8,7 @@ import time
 
 import pytest
 from program import DONE, FAILED, ROOT, SIGNALLED, Started, all_records, checkpoint, expect_same, linked_with, program
-from program import has_open, records, run
-from program import SHAPE, run_trainer, saved, trainer
+from program import SHAPE, has_open, records, run, run_trainer, saved, trainer
 from ranks import faulty, write_many
 from small_runs import ENDLESS, TWELVE, command, expect_whole, resume, start
 
