@@ -15,15 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 from lab import option_history, plan as plans, run_directory, runs, spike, stats
-from lab.testing import HERE, ROOT, TRAINER, expect_error, raises, rewrite, run_lab, text_shard, wait_until
+from lab.testing import HERE, ROOT, TRAINER, expect_error, near, raises, rewrite, run_lab, text_shard, wait_until
 from lab.trainer import Trainer
 
 NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
 OPTIONS = {**dict.fromkeys(NAMES.split(), "value"), "tie-embeddings": "flag"}
-
-
-def near(got, wanted, tolerance=1e-9):
-    assert abs(got - wanted) <= tolerance * max(1, abs(wanted)), f"{got!r}, wanted {wanted!r}"
 
 
 def refused(text, words):

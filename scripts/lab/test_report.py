@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from lab import option_history, plan as plans, report as command, results, run as lab_run, run_directory, saved, stats
 from lab import study as studies, suggest, tables
-from lab.testing import ROOT, expect_error, has, raises, rewrite, run_lab
+from lab.testing import ROOT, expect_error, has, near, raises, rewrite, run_lab
 from lab.trainer import Cost
 
 report = partial(run_lab, "report")
@@ -23,10 +23,6 @@ OPTIONS |= {"schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.
 OPTIONS |= {"val-steps": 5, "matmul-dtype": "fp32", "init": None, "layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1}
 OPTIONS |= {"head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
 LAYER = {"context_rms_mean": 0.4, "logit_max": 8.0, "residual_max": 20.0, "grad_norm": 0.3}
-
-
-def near(got, wanted, tolerance=1e-6):
-    assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
 
 
 def write_log(run, records, mode="w"):
@@ -152,7 +148,7 @@ def test_the_report_has_the_known_numbers(tmp_path):
     assert alone["difference"] is None and broken["runs"] == {"diverged": 1}
     spikes = row_of(r["rates"], "diff_v2", 0.001)["spikes"]["grad_norm"]
     assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 168)
-    near(spikes["score"], 100 / 168)
+    near(spikes["score"], 100 / 168, 1e-6)
     stable = {x["arm"]: (x["stable"], x["bounded_by_ladder"]) for x in r["stability"]}
     assert stable == {"baseline": (0.001, False), "diff_v2": (0.004, True)}, stable
     positions = r["positions"]["diff_v2"]
@@ -161,7 +157,7 @@ def test_the_report_has_the_known_numbers(tmp_path):
     near(positions[-1]["difference"]["mean"], -0.04)
     curve = r["curves"]["diff_v2"]
     assert [point["tokens"] for point in curve] == [50000, 100000, 150000, 200000]
-    near(curve[0]["loss"]["mean"], 2.16 + 3 * math.exp(-50 / 30))
+    near(curve[0]["loss"]["mean"], 2.16 + 3 * math.exp(-50 / 30), 1e-6)
     near(curve[0]["difference"]["mean"], -0.04)
     sinks = r["layers"]["first_mass_effective"]["baseline"]
     assert [e["mean"] for e in sinks["layers"]] == [0.2, 1.2] and sinks["steps"][0] == [50000, 0.55], sinks

@@ -36,6 +36,10 @@ def raises(kind, text):
     assert text in str(found.value) and "\n" not in str(found.value), f"said '{found.value}', wanted '{text}'"
 
 
+def near(got, wanted, tolerance=1e-9):
+    assert abs(got - wanted) <= tolerance * max(1, abs(wanted)), f"{got!r}, wanted {wanted!r}"
+
+
 def wait_until(what, seconds=60, name=""):
     deadline = time.time() + seconds
     while not what():
