@@ -77,7 +77,7 @@ def stats_texts(path):
     """{key: its values in the records "stats"}"""
     found = {}
     for record in (r for r in log_records(path) if r["kind"] == "stats"):
-        where = [record.get(key) for key in ("step", "layer", "tensor")]
+        where = [record.get(key) for key in ("step", "layer")]
         for key in record:
             found.setdefault(key, []).append(json.dumps([*where, record[key]]))
     return {key: "\n".join(values) for key, values in found.items()}

@@ -80,10 +80,10 @@ def expected(log):
             row["events"] = json.dumps([*json.loads(row.get("events", "[]")), values])
             continue
         part = ""
-        if kind in ("stats", "tensor") and (layer := values.pop("layer")) is not None:
-            part += f"/layer_{layer:02d}"
-        if kind in ("choices", "tensor"):
-            part += f"/{values.pop('name')}"
+        if kind == "stats":
+            part = f"/layer_{values.pop('layer'):02d}"
+        if kind == "choices":
+            part = f"/{values.pop('name')}"
         values = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items() if v is not None}
         row.update({f"{kind}_{k}{part}" if part else f"{kind}/{k}": v for k, v in values.items()})
     return rows
@@ -198,7 +198,7 @@ def test_a_table_has_every_value_of_two_runs(tmp_path, run, log):
 
 
 def test_numbers_beyond_the_range_and_texts_that_no_file_can_contain_are_left_out(tmp_path, run):
-    lines = record("later", 1, large=10**400, small=2) + record("tensor", 1, layer=1.5, name="x", rms=1.0)  # no layer
+    lines = record("later", 1, large=10**400, small=2) + record("stats", 1, layer=1.5, rms=1.0)  # no layer
     odd = copied(run, tmp_path / "odd", lines + record("event", 1, what="\ud800"))
     said = export(odd, "--tensorboard", tmp_path / "events")
     assert "no records: 2, first 2" in said, said
@@ -221,7 +221,7 @@ def test_where_a_run_went_back_the_later_values_count(tmp_path, run):
 
 def test_a_table_follows_a_run_that_is_resumed_and_gets_new_columns(tmp_path, run, log):
     path = tmp_path / "grows.csv"
-    lines = [x for x in log.splitlines(keepends=True) if json.loads(x)["kind"] not in ("tensor", "logits")]
+    lines = log.splitlines(keepends=True)
     file = copied(run, tmp_path / "grows", "".join(lines[:9]) + lines[9][:20]) / "log.jsonl"
     with Following(file.parent, "--csv", path) as following:
         following.wait_until(lambda: len(read_csv(path).get("grows", ())) > 1)

@@ -6,11 +6,10 @@
   scripts/export/export_run.py RUN... --csv FILE          one table
 
 RUN is a run directory (--out of the trainer); NAME is its last component. Each value of log.jsonl gets the name
-KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a tensor tensor_KEY/layer_NN/NAME
-or tensor_KEY/NAME, one of a multiple-choice task choices_KEY/TASK. Events are JSON texts with the name events. null
-values are left out, or empty cells. Where a run went back to an earlier step, the later values replace the earlier
-ones. An incomplete last line is not read; other lines that are no records are counted. docs/training.md has the
-details.
+KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a multiple-choice task
+choices_KEY/TASK. Events are JSON texts with the name events. null values are left out, or empty cells. Where a run went
+back to an earlier step, the later values replace the earlier ones. An incomplete last line is not read; other lines
+that are no records are counted. docs/training.md has the details.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from lab import cli, option_history, run_directory
 from lab.run_directory import RunError
 
 QUIET = 60  # seconds without a new record after which an unlocked run has ended
-IDENTITY = {"stats": ["layer"], "choices": ["name"], "tensor": ["layer", "name"]}  # what records of a step differ in
+IDENTITY = {"stats": "layer", "choices": "name"}  # what records of a step differ in
 
 
 class Run:
@@ -85,8 +84,8 @@ class Run:
         if kind == "event":
             row["events"] = json.dumps([*json.loads(row.get("events", "[]")), values])
             return
-        which = [values.pop(key) for key in IDENTITY.get(kind, []) if key in values]
-        of = "/".join(f"layer_{x:02d}" if isinstance(x, int) else x for x in which if x is not None)
+        which = values.pop(IDENTITY.get(kind), None)
+        of = f"layer_{which:02d}" if isinstance(which, int) else which
         for name, value in values.items():
             if isinstance(value, (list, dict)):
                 value = json.dumps(value)
@@ -304,11 +303,10 @@ def export(runs, target, follow, interval):
 
 
 def parse(arguments):
-    first, _, rest = __doc__.partition("\n")
     parser = cli.Parser(
         prog="export_run.py",
         usage="export_run.py RUN... (--tensorboard DIR | --wandb PROJECT [--offline] | --csv FILE) [--follow]",
-        description=first + "\n" + rest,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -335,15 +333,11 @@ def parse(arguments):
     return a
 
 
-def stop(*_):
-    raise KeyboardInterrupt
-
-
 def main():
     a = parse(sys.argv[1:])
     if not a.csv:
         python_environment.ensure("export")
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs, target = [], None
     try:
         runs = [Run(directory) for directory in a.runs]

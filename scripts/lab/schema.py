@@ -95,8 +95,6 @@ RECORDS = {
     "train": {"tokens": "number", "*": "value"},
     "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
     "stats": {"kind": "text", "layer": "non-negative integer", "expert_load?": ["number"], "*": "number or null"},
-    "logits": {"*": "value"},
-    "tensor": {"name": "text", "layer": ("non-negative integer",), "*": "value"},
     "sample": {"text": ("text",), "stopped?": "text"},
     "event": {"what?": "text"},
     "choices": {
