@@ -2,9 +2,8 @@
 """rooms.py: checks the structure: includes and imports, headers, ends of the program, functions that nothing calls,
 operations.
 
-Usage: dev/rooms.py [--root DIRECTORY] [--counts]
+Usage: dev/rooms.py [--root DIRECTORY]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
-  --counts   prints a table instead: files, lines, casts to size_t and offenders of each room of ring 1
 
 Ring 1 is the trainer and its rooms, llmc/; ring 2 includes it: data, scripts, dev, tests. Programs and tests of tests
 (NAME_test.py, test_NAME) lie above everything, wherever they are.
@@ -308,29 +307,10 @@ def offenders(root):
     return [*static, *not_alone(root), *dead(root), *untested_operations(root)]
 
 
-def print_counts(root):
-    offending = {"not alone": not_alone(root), "dead": dead(root)}
-    print(f"{'room':20}{'files':>7}{'lines':>8}{'(size_t)':>10}" + "".join(f"{name:>11}" for name in offending))
-    total = [0] * (3 + len(offending))
-    for room in (room for layer in RING_1 for room in layer):
-        paths = [p for p in product(root) if room_of(p.relative_to(root).as_posix()) == room]
-        text = "".join(p.read_text(encoding="utf-8") for p in paths)
-        prefixes = tuple(str(p.relative_to(root)) for p in paths)
-        row = [len(paths), text.count("\n"), len(re.findall(r"(?<!sizeof)\(size_t\)", text))]
-        row += [sum(line.startswith(prefixes) for line in found) for found in offending.values()]
-        total = [a + b for a, b in zip(total, row)]
-        print(f"{room:20}{row[0]:7}{row[1]:8}{row[2]:10}" + "".join(f"{n:11}" for n in row[3:]))
-    print(f"{'total':20}{total[0]:7}{total[1]:8}{total[2]:10}" + "".join(f"{n:11}" for n in total[3:]))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    parser.add_argument("--counts", action="store_true")
     args = parser.parse_args()
-    if args.counts:
-        print_counts(args.root.resolve())
-        return 0
     found = offenders(args.root.resolve())
     good = "includes and imports point downwards, headers compile alone, functions are called, operations are tested"
     print("\n".join(found) or good)

@@ -131,11 +131,6 @@ static void table_steps(void) {
 
 #include "bench_decode.h"
 
-static const struct {
-    const char *name;
-    void (*print)(void);
-} named_tables[] = {{"decode", table_decode}, {"prefill", table_prefill}};
-
 // Selects the type of products; false for an unknown one.
 static bool find_gemm(const char *name) {
     for (int i = 0; gemm_choice(i); i++)
@@ -184,11 +179,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
     printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), source_revision(),
            bench.rounds);
-    for (size_t i = 0; i < sizeof(named_tables) / sizeof(named_tables[0]); i++)
-        if (strcmp(bench.filter, named_tables[i].name) == 0) {
-            named_tables[i].print();
-            return 0;
-        }
+    bool decode = strcmp(bench.filter, "decode") == 0;
+    if (decode || strcmp(bench.filter, "prefill") == 0) {
+        decode ? table_decode() : table_prefill();
+        return 0;
+    }
     table_peaks();
     table_operations();
     table_steps();

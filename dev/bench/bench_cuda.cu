@@ -25,7 +25,7 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
                       layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/emulator
-  --json FILE         appends each result to FILE as one line of JSON
+  --json FILE         appends each result to FILE, too: scripts for rented GPUs collect the results of several runs so
 
 Each result is a row of dev/gpu_check/results.py, a line of JSON.
 

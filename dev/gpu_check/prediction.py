@@ -16,14 +16,6 @@ def predict(program, device, options):
             return json.load(file)
 
 
-def calls(prediction):
-    """{operation: calls per step}"""
-    count = {}
-    for op in prediction["operations"]:
-        count[op["name"]] = count.get(op["name"], 0) + op["calls"]
-    return count
-
-
 def compare(prediction, measured):
     """[(class, predicted ms, measured ms)] for measured {operation: ms}. Classes that share an operation form one row,
     such as "block GEMMs + LM head". The last row has the operations that the prediction lacks."""

@@ -25,7 +25,6 @@ import threading
 import time
 
 FORMAT = 3
-ENDED = ("passed", "failed", "skipped")
 COLUMNS = {  # key: (title, format)
     "verdict": ("", "s"),
     "case": ("case", "s"),
