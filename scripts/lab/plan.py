@@ -124,9 +124,10 @@ def parse_value(key, text):
             raise ValueError("a positive integer, such as 2000, 2K or 1.5M")
         return value
     if kind == "whole numbers":
-        if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
+        values = [int(word) for word in text.split()] if re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) else []
+        if not values or len(set(values)) < len(values):
             raise ValueError("different integers, separated by spaces")
-        return [int(word) for word in text.split()]
+        return values
     if kind == "numbers":
         try:
             values = [float(word) for word in text.split()]

@@ -76,16 +76,12 @@ def parse_arguments(words):
         "--device", default="H100", help="with --dry-run: the GPU of the predicted hours, such as B200 (default: H100)"
     )
     a = parser.parse_args(words)
-    if a.seeds and not all(word.isdecimal() for word in a.seeds.split(",")):
-        parser.error(f"--seeds {a.seeds}: must be integers, separated by commas")
-    try:
-        a.lr = plans.parse_value("lr", a.lr.replace(",", " ")) if a.lr else None
-    except ValueError as wanted:
-        parser.error(f"--lr {a.lr}: must be {wanted}".replace("spaces", "commas"))
-    if a.tokens and plans.parse_count(a.tokens) is None:
-        parser.error(f"--tokens {a.tokens}: must be a positive integer, such as 2M")
-    if a.seeds and len(set(map(int, a.seeds.split(",")))) < len(a.seeds.split(",")):
-        parser.error(f"--seeds {a.seeds}: a seed is specified more than once")
+    for key in ("seeds", "lr", "tokens"):
+        given = getattr(a, key)
+        try:
+            setattr(a, key, plans.parse_value(key, given.replace(",", " ")) if given else None)
+        except ValueError as wanted:
+            parser.error(f"--{key} {given}: must be {wanted}".replace("spaces", "commas"))
     if not 0 <= a.minutes < float("inf"):
         parser.error(f"--minutes {a.minutes:g}: must be at least 0")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
@@ -94,8 +90,7 @@ def parse_arguments(words):
 
 
 def overrides(a):
-    given = {"train-data": a.data, "val-data": a.data, "tokens": a.tokens and plans.parse_count(a.tokens)}
-    given |= {"seeds": a.seeds and [int(word) for word in a.seeds.split(",")], "lr": a.lr}
+    given = {"train-data": a.data, "val-data": a.data, "tokens": a.tokens, "seeds": a.seeds, "lr": a.lr}
     return {key: value for key, value in given.items() if value}
 
 

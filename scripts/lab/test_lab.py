@@ -89,7 +89,7 @@ def test_errors_of_a_plan_have_the_line_number():
     refused("tokens =\n[arm a]\n", "x.plan:1: 'tokens = ': must be a non-empty value")
     refused("lr = 1e-3 0\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0'")
     refused("lr = 1e-3 0.001\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0.001'")
-    refused("seeds = 1 1\n[arm a]\n", "x.plan:1: 'seeds = 1 1'")
+    refused("seeds = 1 01\n[arm a]\n", "x.plan:1: 'seeds = 1 01': must be different integers, separated by spaces")
     refused("[armoury]\n", "x.plan:1: [armoury] is neither")
     refused("[arm a/b]\n", "x.plan:1: [arm a/b] is neither")
     refused("[arm a\n", "x.plan:1: '[arm a' has no closing ]")
@@ -643,7 +643,7 @@ def test_errors_are_one_line(place):
         (("--out", file), 1, "is a file, must be a directory"),
         (("--out", file / "below"), 1, "Not a directory"),
         (("--out", ""), 2, "--out '': the value is empty"),
-        (("--seeds", "1,1"), 2, "a seed is specified more than once"),
+        (("--seeds", "1,1"), 2, "--seeds 1,1: must be different integers, separated by commas"),
         (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
         (("--arms", ""), 2, "--arms '': the value is empty"),
         (("--dry-run", "--device", "H900"), 2, "--device 'H900' is unknown"),
