@@ -122,11 +122,7 @@ all: train_diffv2 predict_diffv2 text_to_shards
 
 # Phony: another BUILD or PRECISION may have made the copy. -f: the program may be running.
 copy = cmp -s $< $@ || cp -f $< $@
-train_diffv2: $(BUILD)/train_diffv2
-	@$(copy)
-predict_diffv2: $(BUILD)/predict_diffv2
-	@$(copy)
-text_to_shards: $(BUILD)/text_to_shards
+train_diffv2 predict_diffv2 text_to_shards: %: $(BUILD)/%
 	@$(copy)
 
 # ccache, which also compares the stamp: it has what -march=native means on this CPU.
@@ -191,16 +187,14 @@ ifdef CUDA_ARCHS
   $(call stamp,$(CUDA_BUILD)/flags,$(CUDA_STAMP) $(CUDA_LINK) $(LDLIBS))
 endif
 
-train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
-	@$(copy)
-test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
+train_diffv2cu test_diffv2cu: %: $(CUDA_BUILD)/%
 	@$(copy)
 CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/revision.o
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
-vpath %.cu dev/bench tests
+vpath %.cu dev/bench dev/emulator dev/emulator/ptx tests
 # What ptxas says of registers goes to a file, which dev/registers.py checks.
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	@echo "$(NVCC) $(CUDA_FLAGS) -c -o $@ $<"

@@ -49,10 +49,8 @@ has_openmp_openblas() {
 # Sets `missing` to names that package_of translates.
 find_missing() {
     missing=()
-    has_program gcc || missing+=(gcc)
-    has_program g++ || missing+=(g++)
-    has_program make || missing+=(make)
-    has_program pkg-config || missing+=(pkg-config)
+    local program
+    for program in gcc g++ make pkg-config; do has_program "$program" || missing+=("$program"); done
     has_openmp_openblas || missing+=(openblas)
     has_header dnnl.h || missing+=(onednn)
     has_library libcjson || missing+=(cjson)
@@ -92,18 +90,13 @@ package_of() { # manager word
     apt-get:libc-dev) echo libc6-dev ;;
     dnf:g++) echo gcc-c++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
-    dnf:openmpi) echo openmpi-devel ;;
     dnf:mpirun) echo openmpi ;;
-    dnf:openblas) echo openblas-devel ;;
-    dnf:onednn) echo onednn-devel ;;
-    dnf:cjson) echo cjson-devel ;;
     dnf:openmp) echo libomp-devel ;;
-    dnf:xxhash) echo xxhash-devel ;;
+    dnf:openmpi | dnf:openblas | dnf:onednn | dnf:cjson | dnf:xxhash) echo "$2-devel" ;;
     pacman:g++) echo gcc ;;
     pacman:pkg-config) echo pkgconf ;;
     pacman:mpirun) echo openmpi ;;
     pacman:chromedriver) echo chromium ;;
-    pacman:*) echo "$2" ;;
     *) echo "$2" ;;
     esac
 }
@@ -218,21 +211,19 @@ if [ "$check_only" = yes ]; then
     echo "dependencies: missing: ${packages[*]}"
     exit 1
 fi
+[ "$manager" = none ] || echo "installing with $manager: ${packages[*]}"
 case "$manager" in
 apt-get)
-    echo "installing with apt-get: ${packages[*]}"
     all_commands="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
     as_root apt-get update -q || fail "apt-get update failed: see its output above; the network may be unavailable"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}" \
         || fail "apt-get install failed: see its output above"
     ;;
 dnf)
-    echo "installing with dnf: ${packages[*]}"
     all_commands="dnf install -y ${packages[*]}"
     as_root dnf install -y "${packages[@]}" || fail "dnf install failed: see its output above"
     ;;
 pacman)
-    echo "installing with pacman: ${packages[*]}"
     all_commands="pacman -S --needed --noconfirm ${packages[*]}"
     as_root pacman -S --needed --noconfirm "${packages[@]}" || fail "pacman failed: see its output above"
     ;;

@@ -208,17 +208,15 @@ sanitized() {
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=("${test_programs[@]}")
+    local program programs=("${test_programs[@]}")
     tests_of_tier=()
     [ "$tier" -lt 3 ] || programs+=(train_diffv2 predict_diffv2 text_to_shards faulty_diffv2 single_diffv2)
     build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]/#/build/asan/}" || return
-    run_tests build/asan test_operations
     if [ "$tier" -eq 3 ]; then
-        run_tests build/asan test_rooms
-        run_tests build/asan test_prediction
-        run_tests build/asan test_diffv2
+        for program in "${test_programs[@]}"; do run_tests build/asan "$program"; done
         run_pytest tests build/asan tests/programs
     else # the watchdog's twelve processes would be too late; of the models, what has shapes of its own
+        run_tests build/asan test_operations
         run_tests build/asan test_rooms -watchdog
         run_tests build/asan test_diffv2 model windows sparse experts documents generation
     fi
@@ -257,13 +255,15 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds t
     fi
     build "$name" "${variables[@]}" "${@/#/$directory/}"
 }
+emulation_tests() { # build directory
+    run_script "$1/oncpu/test_layer"
+    run_script "$1/oncpu/planted_bugs"
+}
 # The tests of an emulated program, and what the second tier and --all test of the emulation itself.
 run_oncpu() { # build directory
-    local trainer=$1/oncpu/test_trainer program half=()
+    local trainer=$1/oncpu/test_trainer half=()
     [ "$tier" -ne 2 ] || half=(--shard "$(($(turn) % 2))/2")
-    if [ "$tier" -gt 1 ]; then
-        for program in test_layer planted_bugs; do run_script "$1/oncpu/$program"; done
-    fi
+    [ "$tier" -eq 1 ] || emulation_tests "$1"
     run "$trainer --operations" "$trainer" --operations ${tests_of_tier[@]+"${tests_of_tier[@]}"} \
         ${half[@]+"${half[@]}"}
     [ "$tier" -eq 2 ] || run_tests "$1/oncpu" test_trainer
@@ -289,12 +289,12 @@ cuda_sanitized() {
 }
 cuda_without_assembly() {
     oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs || return
-    run_script build/ucontext/oncpu/test_layer && run_script build/ucontext/oncpu/planted_bugs
+    emulation_tests build/ucontext
 }
 cuda_threads() { # one thread: the barriers of OpenMP are not instrumented
     export OMP_NUM_THREADS=1
     oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan "${emulation[@]}" || return
-    run_script build/tsan/oncpu/test_layer && run_script build/tsan/oncpu/planted_bugs
+    emulation_tests build/tsan
     run "operations" build/tsan/oncpu/test_trainer --operations
 }
 cuda_tools() {

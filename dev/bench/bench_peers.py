@@ -67,7 +67,7 @@ class StepServer:
         self.process.wait()
 
 
-class Llmc:
+class Llmc(StepServer):
     """train_gpt2 of llm.c. It runs two steps at a time, of which the second is counted."""
 
     name = "llm.c"
@@ -117,8 +117,7 @@ class Llmc:
         return self.step()
 
     def close(self):
-        self.process.kill()
-        self.process.wait()
+        super().close()
         self.scratch.cleanup()
 
 

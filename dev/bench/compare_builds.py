@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-STEP = "--batch-size 4 --steps 6 --warmup 0 --threads 1"
+START = "--layers 1 --hidden 8 --heads 2 --kv-heads 1 --head-dim 8 --ffn 8 --seq-len 8 --steps 1"
+STEP = "--batch-size 4 --steps 6 --warmup 0"
 
 
 def run(command, directory):
@@ -31,29 +32,17 @@ def run(command, directory):
     return 1000 * (time.monotonic() - start)
 
 
+def run_ms(tree, directory, options):
+    shutil.rmtree(directory / "run", ignore_errors=True)
+    words = "--train-data train.bin --threads 1 --out run".split()
+    return run([tree / "build/train_diffv2", *words, *options.split()], directory)
+
+
 def step_ms(tree, directory, options):
     """The fastest step of a run."""
-    shutil.rmtree(directory / "run", ignore_errors=True)
-    command = [
-        tree / "build/train_diffv2",
-        "--train-data",
-        "train.bin",
-        "--out",
-        "run",
-        *STEP.split(),
-        *options.split(),
-    ]
-    run(command, directory)
+    run_ms(tree, directory, f"{STEP} {options}")
     records = map(json.loads, (directory / "run/log.jsonl").read_text().splitlines())
     return min(r["ms"] for r in records if r["kind"] == "train")
-
-
-def start_ms(tree, directory, _):
-    shutil.rmtree(directory / "run", ignore_errors=True)
-    words = "--train-data train.bin --layers 1 --hidden 8 --heads 2 --kv-heads 1 --head-dim 8 --ffn 8 --seq-len 8"
-    return run(
-        [tree / "build/train_diffv2", *words.split(), "--steps", "1", "--threads", "1", "--out", "run"], directory
-    )
 
 
 def make_ms(tree, _, kind):
@@ -81,7 +70,7 @@ def main():
         tokens = [i * i % 251 for i in range(20000)]
         header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
         (directory / "train.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
-        compare("start", start_ms, args.trees, directory, None, args.rounds)
+        compare("start", run_ms, args.trees, directory, START, args.rounds)
         for options in ("--preset tiny", "--preset tiny --matmul-dtype bf16", "--preset moe-tiny"):
             compare(f"step, {options}", step_ms, args.trees, directory, options, args.rounds)
         if args.make:

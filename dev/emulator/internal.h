@@ -24,6 +24,7 @@ extern const size_t shared_limit; // on request
 // scheduler.cpp
 void run_grid(const Launch &launch, const std::function<void()> &thread);
 bool in_kernel();
+std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void report(const char *what); // one line on stderr
 const char *
 stack_fault(const volatile void *address); // the error if it is below the stack of the running thread, or nullptr

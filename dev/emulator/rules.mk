@@ -5,7 +5,6 @@
 
 CUDA_HEADERS = $(or $(CUDA),/usr/local/cuda)/include
 ONCPU_NCCL = $(if $(wildcard $(CUDA_HEADERS)/nccl.h /usr/include/nccl.h),-DUSE_NCCL)
-PRECISION ?= bf16
 ONCPU = $(BUILD)/oncpu
 ONCPU_PRECISION_bf16 = -DPRECISION_BF16
 ONCPU_PRECISION_fp32 = -DPRECISION_FP32
@@ -40,8 +39,6 @@ $(ONCPU)/test_diffv2: $(ONCPU)/test_trainer
 $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags
-	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(ONCPU)/%.cu.o: dev/emulator/%.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/bench_cuda.cu.o: dev/bench/bench_cuda.cu $(ONCPU)/flags
 	$(CACHED) $(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<

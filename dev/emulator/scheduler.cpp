@@ -132,15 +132,6 @@ const char *op_name(WarpOp op) {
                                         "__ballot_sync", "__any_sync",  "__reduce_max_sync"};
     return names[(int)op];
 }
-std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
-std::string text(const char *format, ...) {
-    char buffer[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(buffer, sizeof(buffer), format, args);
-    va_end(args);
-    return buffer;
-}
 std::string thread_name(int t) { return text("(%u,%u,%u)", thread_index[t].x, thread_index[t].y, thread_index[t].z); }
 std::string waits_in(const Thread &t) {
     switch (t.state) {
@@ -441,6 +432,15 @@ void set_copies(Copies wanted) {
 bool in_kernel() { return launch != nullptr; }
 
 int thread_number() { return current; }
+
+std::string text(const char *format, ...) {
+    char buffer[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(buffer, sizeof(buffer), format, args);
+    va_end(args);
+    return buffer;
+}
 
 void wait_until(const std::function<bool()> &ready, const std::function<std::string()> &what) {
     if (ready()) return;

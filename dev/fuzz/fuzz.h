@@ -158,16 +158,20 @@ static inline void fuzz_large_input(const char *name, const void *data, size_t s
     fuzz_write(in, name, data, size);
 }
 
-// head, then `piece` as often as it fits into `size` bytes with the tail behind it
-static inline void fuzz_large_text(const char *name, const char *head, const char *piece, const char *tail,
-                                   size_t size) {
-    char *text = (char *)checked_calloc(size, 1);
+// head, then `piece` as often as it fits into `size` bytes with the tail behind it. Returns the bytes.
+static inline size_t fuzz_repeat(char *text, const char *head, const char *piece, const char *tail, size_t size) {
     size_t n = strlen(head), step = strlen(piece), last = strlen(tail);
     assert(n + step + last <= size);
     memcpy(text, head, n);
     for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
     memcpy(text + n, tail, last);
-    fuzz_large_input(name, text, n + last);
+    return n + last;
+}
+
+static inline void fuzz_large_text(const char *name, const char *head, const char *piece, const char *tail,
+                                   size_t size) {
+    char *text = (char *)checked_calloc(size, 1);
+    fuzz_large_input(name, text, fuzz_repeat(text, head, piece, tail, size));
     free(text);
 }
 

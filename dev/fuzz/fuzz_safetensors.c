@@ -118,11 +118,7 @@ static void read_tensor(const SafeTensors *s, const SafeTensor *t, const uint8_t
 
 static void large_header(const char *name, const char *head, const char *piece, const char *tail, size_t size) {
     char *file = (char *)checked_calloc(size + LENGTH_BYTES + 1, 1), *text = file + LENGTH_BYTES;
-    size_t n = strlen(head), step = strlen(piece), last = strlen(tail);
-    memcpy(text, head, n);
-    for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
-    memcpy(text + n, tail, last);
-    uint64_t length = n + last;
+    uint64_t length = fuzz_repeat(text, head, piece, tail, size);
     memcpy(file, &length, LENGTH_BYTES);
     fuzz_large_input(name, file, LENGTH_BYTES + (size_t)length);
     free(file);

@@ -107,11 +107,7 @@ static void check_detectors(const cJSON *json) {
 // A trainer_state.json with the right checksum.
 static void large_state(const char *name, const char *head, const char *piece, const char *end, size_t size) {
     char *text = (char *)checked_calloc(size + 64, 1), tail[64];
-    size_t n = strlen(head), step = strlen(piece), last = strlen(end);
-    memcpy(text, head, n);
-    for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
-    memcpy(text + n, end, last);
-    n += last;
+    size_t n = fuzz_repeat(text, head, piece, end, size);
     n += (size_t)checkpoint_state_tail(text, n, tail);
     strcat(text, tail);
     fuzz_large_input(name, text, n);

@@ -55,18 +55,8 @@ void fuzz_seeds(void) {
 static void large_table(const char *name, uint32_t vocabulary, uint32_t length, uint32_t added) {
     size_t room = 8 * (size_t)vocabulary + (size_t)vocabulary * length + 4 * (size_t)added + 4096, at = 8;
     uint8_t *table = (uint8_t *)checked_calloc(room, 1);
-    uint32_t header[12] = {TOKENIZER_BPE,
-                           256 + vocabulary,
-                           0,
-                           TOKENIZER_IGNORE_MERGES,
-                           UINT32_MAX,
-                           0,
-                           added,
-                           0,
-                           0,
-                           256 + vocabulary * length,
-                           0,
-                           0};
+    uint32_t header[12] = {TOKENIZER_BPE, 256 + vocabulary, 0, TOKENIZER_IGNORE_MERGES, UINT32_MAX, 0, added};
+    header[9] = 256 + vocabulary * length; // bytes of all tokens
     memcpy(table, "DV2TOK\0\1", 8);
     at = put_numbers(table, at, header, 12);
     for (uint32_t i = 0; i < 256 + vocabulary; i++) {

@@ -40,7 +40,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "data"))
 from model_card import model_card
-from token_table import added_ids
+from token_table import added_ids, byte_alphabet
 
 CODE = Path(__file__).resolve().parent / "modeling_diffv2.py"
 CLASSES = {  # of modeling_diffv2.py
@@ -122,9 +122,8 @@ def byte_tokenizer(separator):
     else as one from 256 on (GPT-2's alphabet). A separator below 128 keeps its own character, which is matched in the
     text as a special token: the character of the alphabet would match other text.
     """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(256, 512))
-    letters = [chr(b if b in visible else next(others)) for b in range(256)]
+    alphabet = {b: c for c, b in byte_alphabet().items()}
+    letters = [alphabet[b] for b in range(256)]
     special = separator is not None and separator < 128
     if special:
         letters[separator] = chr(separator)

@@ -5,7 +5,6 @@
 #include <cuda.h>
 #include <map>
 #include <set>
-#include <stdarg.h>
 #include <string>
 #include <vector>
 
@@ -13,20 +12,11 @@ namespace ptx {
 
 WordState *word_states;
 
+using cuda_on_cpu::text;
+
 namespace {
 
 enum { DIMENSIONS = 3, DEPTH = 16 }; // of tensors; of a wgmma
-
-std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
-std::string text(const char *format, ...) {
-    char buffer[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(buffer, sizeof(buffer), format, args);
-    va_end(args);
-    return buffer;
-}
-std::string where(const Site &site) { return text("%s:%d (line %d of the PTX)", site.file, site.line, site.ptx_line); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // shared memory between threads and the asynchronous proxy

@@ -31,6 +31,7 @@ struct Site {
     const char *file;
     int line, ptx_line;
 };
+std::string where(const Site &site); // for messages
 struct Range {
     const char *begin, *end;
 };

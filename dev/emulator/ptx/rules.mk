@@ -15,8 +15,6 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
   $(call stamp,$(PTX)/flags,$(COMPILERS) $(PTX_CFLAGS))
 endif
 
-$(ONCPU)/%.cu.o: dev/emulator/ptx/%.cu $(ONCPU)/flags
-	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o
 $(PTX_LAYER): $(PTX)/%.o: dev/emulator/ptx/%.cpp $(PTX)/flags
 	$(CACHED) $(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<

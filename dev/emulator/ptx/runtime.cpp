@@ -94,29 +94,31 @@ AddKernels::AddKernels(const char *architecture, const Kernel *first, size_t cou
     cuda_on_cpu::replace_kernel = translated;
 }
 
+std::string where(const Site &site) {
+    return cuda_on_cpu::text("%s:%d (line %d of the PTX)", site.file, site.line, site.ptx_line);
+}
 void misaligned(const char *space, u64 address, size_t bytes, const Site &site) {
-    fail("misaligned access to %s memory: %zu bytes at 0x%llx, in %s:%d (line %d of the PTX)", space, bytes,
-         (unsigned long long)address, site.file, site.line, site.ptx_line);
+    fail("misaligned access to %s memory: %zu bytes at 0x%llx, in %s", space, bytes, (unsigned long long)address,
+         where(site).c_str());
 }
 void out_of_shared(u32 address, size_t bytes, const Site &site) {
-    fail("out of bounds: %zu bytes at byte %u of shared memory, in %s:%d (line %d of the PTX)", bytes, address,
-         site.file, site.line, site.ptx_line);
+    fail("out of bounds: %zu bytes at byte %u of shared memory, in %s", bytes, address, where(site).c_str());
 }
 void out_of_range(const char *space, u64 address, size_t bytes, Range range, const Site &site) {
-    fail("out of bounds: %zu bytes at byte %lld of %zu of %s memory, in %s:%d (line %d of the PTX)", bytes,
-         (long long)(address - (u64)(uintptr_t)range.begin), (size_t)(range.end - range.begin), space, site.file,
-         site.line, site.ptx_line);
+    fail("out of bounds: %zu bytes at byte %lld of %zu of %s memory, in %s", bytes,
+         (long long)(address - (u64)(uintptr_t)range.begin), (size_t)(range.end - range.begin), space,
+         where(site).c_str());
 }
-void trapped(const Site &site) { fail("trap, in %s:%d (line %d of the PTX)", site.file, site.line, site.ptx_line); }
+void trapped(const Site &site) { fail("trap, in %s", where(site).c_str()); }
 
 void find_span(u64 address, size_t bytes, const Site &site) {
     using cuda_on_cpu::Memory;
     const char *pointer = (const char *)(uintptr_t)address;
     cuda_on_cpu::Found found = cuda_on_cpu::find_memory(pointer);
     if (found.kind != Memory::device && found.kind != Memory::pinned)
-        fail("access to %s: %zu bytes at 0x%llx, in %s:%d (line %d of the PTX)",
+        fail("access to %s: %zu bytes at 0x%llx, in %s",
              found.kind == Memory::freed ? "freed memory" : "no memory of the device", bytes,
-             (unsigned long long)address, site.file, site.line, site.ptx_line);
+             (unsigned long long)address, where(site).c_str());
     Range range = {found.base, found.base + found.bytes};
     if (pointer + bytes > range.end) out_of_range("global", address, bytes, range, site);
     recent[(size_t)site.ptx_line % spans] = range;
