@@ -146,6 +146,15 @@ def test_this_checkout_has_no_violations_that_its_text_shows():
     assert not [*found, *rooms.untested_operations(ROOT)]
 
 
+def test_the_tests_that_the_list_of_bugs_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "dev/bugs.md").read_text(encoding="utf-8")))
+    files = list(ROOT.glob("tests/**/*.h"))
+    for folder in ("tests", "scripts", "data", "dev"):
+        files += ROOT.glob(f"{folder}/**/*.py")
+    functions = {name for path in files for name in re.findall(r"\b(test_\w+)\(", path.read_text(encoding="utf-8"))}
+    assert named and not sorted(named - functions)
+
+
 def test_no_ring_is_above_its_limit_of_lines():
     assert not lines.above(lines.counts())
 
