@@ -14,7 +14,7 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parent.parent.parent
 BUILD = ROOT / "build"
 CUDA = pathlib.Path(os.environ.get("CUDA") or "/usr/local/cuda")
 COMPILE = f"{os.environ.get('CXX', 'g++')} -std=c++17 -O0 -ffp-contract=off -DCUDA_ON_CPU -Idev -isystem {CUDA}/include"
