@@ -1,9 +1,9 @@
 /*
 foreign_tensors.h: weights that other programs store under another name, or as a part of a larger tensor.
 
-  void foreign_tensors_view(s, list)   gives the tensors of `list` that `s` lacks to `s`, as views of what it stores;
-                                       what is viewed is no longer in `s`. The names are those of `list`, which must
-                                       outlive `s`. Exits if a stored tensor has another shape than the model implies
+  void foreign_tensors_view(s, list)   adds to `s` the tensors of `list` that it lacks, as views of what it stores, and
+                                       removes what is viewed. `list` must outlive `s`, which has its names. Exits if
+                                       a stored tensor has another shape than the model implies
 
   tied head  The embedding is stored only as lm_head.weight.
   experts    gate_up_proj [E, 2F, C] has the rows of w1 and then of w3 of each expert, down_proj [E, C, F] all w2: a
