@@ -258,9 +258,9 @@ static inline int output_open(OutputFile *o, const char *path) {
     }
     CHECK(getrandom(&suffix, sizeof(suffix), 0) == sizeof(suffix), "cannot get a random number: %s", strerror(errno));
     FORMAT(o->temporary, "%s.%08" PRIx32 ".tmp", o->target, suffix);
+    unfinished_begin(o->temporary); // before it exists: a signal at any point removes it
     fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     CHECK(fd >= 0, "cannot create %s: %s", path, strerror(errno));
-    unfinished_begin(o->temporary);
     return fd;
 }
 

@@ -198,9 +198,8 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
 static inline int log_create_copy(const char *path, char temporary[PATH_SIZE]) {
     int n = snprintf(temporary, PATH_SIZE, "%s.tmp", path);
     CHECK(n < PATH_SIZE, "a name is too long: %.80s...", path);
-    int fd = file_create(temporary);
     unfinished_begin(temporary);
-    return fd;
+    return file_create(temporary);
 }
 static inline void log_publish_copy(const char *temporary, const char *path) {
     file_rename_synced(temporary, path);
