@@ -96,7 +96,7 @@ def some_of(paths, most=8):
 
 def files_below(root, notes, out=None):
     """The files below a directory in order, without those of `out`, of links to directories, and of names that begin
-    with a dot. notes: prints what is left out. Raises OSError for a directory that cannot be read."""
+    with a dot. Prints what is left out if `notes`. Raises OSError for a directory that cannot be read."""
     found, links, hidden, rest = [], [], [], [root]
     while rest:
         for path in rest.pop().iterdir():
@@ -208,7 +208,7 @@ def first_line(error):
 
 
 def json_value(text):
-    """The value of a JSON text. Long integers, of which Python refuses to read any, become floats."""
+    """The value of a JSON text. Integers of 100 digits or more, which Python may refuse to read, become floats."""
     return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 100 else float(digits))
 
 
@@ -222,7 +222,7 @@ def unpacked(path, name):
             import zstandard
 
             frame, held = None, bytearray()
-            while packed := raw.read(1 << 11):  # of which 4 bytes may become 128 KiB
+            while packed := raw.read(1 << 11):  # little, since 4 bytes may hold 128 KiB
                 while packed:
                     if frame is None:
                         frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -313,27 +313,28 @@ class Documents:
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path, buffer_size=BLOCK) as file:
-            schema, coded = file.metadata.schema, file
-            if any(schema.column(i).path == self.field for i in range(len(schema))):  # else it has columns within it
-                coded = pyarrow.parquet.ParquetFile(self.path, metadata=file.metadata, read_dictionary=[self.field])
             if self.field not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names[:8])
                 raise BadInput(f"{self.name} has no column '{self.field}' but {columns}: specify --text-field")
             rows, seen = max(1, file.metadata.num_rows), 0
             for group, size in self.row_groups(file.metadata, self.field):
-                some = self.batch_rows(coded, group, size)
+                some = self.batch_rows(file.metadata, group, size)
                 for batch in file.iter_batches(some, [group], [self.field]):
                     for value in batch.column(0):
                         seen += 1
                         yield self.parquet_text(value, f"row {seen}"), seen / rows
 
-    def batch_rows(self, coded, group, size):
+    def batch_rows(self, metadata, group, size):
         """The rows of a batch that have PARQUET_BYTES if each has the mean size of the row group, or the largest value
         of its dictionary, which any number of rows can have."""
-        from pyarrow import compute
+        from pyarrow import compute, parquet
 
-        largest = size // coded.metadata.row_group(group).num_rows
-        values = next(coded.iter_batches(1, [group], [self.field])).column(0)
+        about = metadata.row_group(group)
+        largest, paths = size // about.num_rows, [about.column(i).path_in_schema for i in range(about.num_columns)]
+        texts = [path for path in paths if path == self.field]  # none, if the field has columns within it
+        # closed at once, since it keeps the pages of the row group
+        with parquet.ParquetFile(self.path, metadata=metadata, read_dictionary=texts) as coded:
+            values = next(coded.iter_batches(1, [group], [self.field])).column(0)
         if hasattr(values, "dictionary"):
             largest = max(largest, compute.max(compute.binary_length(values.dictionary)).as_py() or 0)
         return max(1, min(PARQUET_ROWS, PARQUET_BYTES // max(1, largest)))
