@@ -841,7 +841,8 @@ static int run_train(Run *run) {
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
     int B = (int)o->batch_size;
-    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
+    if (run->mode == MODE_GENERATE && run->data.prompts.fd < 0) B = min_int(B, run->data.prompts.count);
+    if (run->mode == MODE_GENERATE && !o->prompts) B = 1;
     Purpose purpose = mode_rows[run->mode].purpose;
     bool trains = run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN;
     plan_options(&run->model.plan, o, config, B, purpose);
@@ -1060,20 +1061,23 @@ static void mode_dump_gradients(Run *run) {
     dump_gradients(&m, &run->data.train, run->options.dump_grads);
 }
 
-static void mode_generate(Run *run) {
+static int mode_generate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
     Generator g = generator_of(generation_model(&run->model), o->temperature, (int)o->top_k, data->tokenizer.separator);
+    uint64_t key = random_key("generate", o->seed);
+    if (o->interactive) return interactive(&g, &data->tokenizer, (int)o->generate, key) ? EXIT_DONE : EXIT_FAILED;
     if (o->prompts) {
         print_cache(&run->model.plan);
-        int broken = print_results(&g, data->sequences, &data->prompts, &data->tokenizer);
+        int broken = print_answers(&g, &data->answers);
         CHECK(broken == 0,
               "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",
               broken, data->prompts.count);
-        return;
+        return EXIT_DONE;
     }
-    StopReason why = print_generated(&g, &data->tokenizer, (int)o->generate, random_key("generate", o->seed), NULL, 0);
+    StopReason why = print_generated(&g, &data->tokenizer, (int)o->generate, key, NULL, 0);
     CHECK(why != STOPPED_NOT_FINITE, "the model's logits are not finite: its weights are broken or training diverged");
+    return EXIT_DONE;
 }
 
 static void mode_evaluate(Run *run) {
@@ -1094,7 +1098,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     switch (run->mode) {
     case MODE_TRAIN: return mode_train(run, resume, argc, argv);
     case MODE_DUMP_GRADS: mode_dump_gradients(run); break;
-    case MODE_GENERATE: mode_generate(run); break;
+    case MODE_GENERATE: return mode_generate(run);
     case MODE_EVAL: mode_evaluate(run); break;
     default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }

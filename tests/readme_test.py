@@ -30,7 +30,7 @@ ROWS = [
     ("./text_to_shards", RUN),
     ("./train_diffv2 --train-data mytext", STOP, signal.SIGTERM, "runs/mytext/log.jsonl", 10),
     ("./train_diffv2 --out runs/mytext --resume --steps", STOP, signal.SIGTERM, "runs/mytext/log.jsonl", 10),
-    ("./train_diffv2 --out runs/mytext --resume --generate", RUN),
+    ("./train_diffv2 --out runs/mytext --resume --interactive", RUN),
     ("./train_diffv2 --out runs/first --train-data", STOP, signal.SIGTERM, "runs/first/log.jsonl", 5),
     ("awk -f scripts/plot_loss.awk", RUN),
     ("./train_diffv2 --out runs/first --resume --generate", RUN),

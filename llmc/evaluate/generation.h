@@ -7,7 +7,7 @@ generation.h: text from a model: the tokens that continue prompts, one after ano
                                                position first[b], and the logits [B][V]
   The model keeps earlier positions of a sequence in its key/value cache.
 
-  batches   g->B sequences are generated at a time. When one has stopped, the next of the list takes its place. The
+  batches   g->B sequences are generated at a time. When one has stopped, the next of the queue takes its place. The
             tokens of a sequence depend on its own prompt and random stream alone, apart from the rounding of products
             of different sizes.
   context   a prompt longer than T tokens begins with its last T. When the context is full, its second half is processed
@@ -44,6 +44,13 @@ typedef struct {
     int64_t prefill_tokens, decode_tokens;
 } GenerationTimes;
 
+// Where sequences come from, and who follows them.
+typedef struct {
+    void *to;
+    Sequence *(*next)(void *to, bool wait);  // the next sequence; NULL: none or, without wait, none yet
+    void (*advanced)(void *to, Sequence *s); // called after each token of s, and when s stops; NULL: not called
+} SequenceQueue;
+
 static inline Sequence sequence_of(const Generator *g, int *tokens, int length, int count, uint64_t key) {
     Sequence s = {tokens, length, count, key, length, max_int(0, length - g->T), 0, NOT_STOPPED};
     return s;
@@ -65,18 +72,17 @@ static inline void sequence_draw(const Generator *g, Sequence *s, const float *l
 
 // The sequences that are being generated, and their scratch memory.
 typedef struct {
-    Sequence **running;   // [B]; NULL: none
-    int *tokens, *first;  // [B]
-    float *logits;        // [B][V]
-    Sampler *samplers;    // one for each thread that draws
-    int B, threads, next; // next: the sequences of the list before this one have been started
+    Sequence **running;  // [B]; NULL: none
+    int *tokens, *first; // [B]
+    float *logits;       // [B][V]
+    Sampler *samplers;   // one for each thread that draws
+    int B, threads;
 } GenerationBatch;
 
-static inline GenerationBatch batch_open(const Generator *g, int count) {
+static inline GenerationBatch batch_open(const Generator *g) {
     GenerationBatch w;
-    w.B = min_int(g->B, count);
+    w.B = g->B;
     w.threads = min_int(w.B, omp_get_max_threads());
-    w.next = 0;
     w.running = (Sequence **)checked_calloc(w.B, sizeof(Sequence *));
     w.tokens = (int *)checked_calloc(w.B, sizeof(int));
     w.first = (int *)checked_calloc(w.B, sizeof(int));
@@ -95,24 +101,37 @@ static inline void batch_close(GenerationBatch *w) {
     free(w->running);
 }
 
-// Gives each place whose sequence has stopped the next sequence of the list, and processes contexts that are not in the
-// cache. Returns the number of places up to the last one in use.
-static inline int batch_prefill(const Generator *g, GenerationBatch *w, Sequence *list, int count,
+// A token of the sequence in place b has been drawn. Its place is free when it has stopped.
+static inline void batch_advanced(const SequenceQueue *queue, GenerationBatch *w, int b) {
+    Sequence *s = w->running[b];
+    if (s->stopped) w->running[b] = NULL;
+    if (queue->advanced) queue->advanced(queue->to, s);
+}
+
+// Gives each free place the next sequence of the queue, and processes contexts that are not in the cache. Returns the
+// number of places up to the last one in use.
+static inline int batch_prefill(const Generator *g, GenerationBatch *w, const SequenceQueue *queue,
                                 GenerationTimes *times) {
-    double start = now_seconds();
-    int used = 0;
+    int used = 0, running = 0;
+    for (int b = 0; b < w->B; b++) running += w->running[b] != NULL;
     for (int b = 0; b < w->B; b++) {
         for (;;) {
+            if (!w->running[b]) {
+                w->running[b] = queue->next(queue->to, running == 0);
+                running += w->running[b] != NULL;
+            }
             Sequence *s = w->running[b];
-            if (!s || s->stopped) s = w->running[b] = w->next < count ? &list[w->next++] : NULL;
             if (!s || s->cached) break;
+            double start = now_seconds();
             g->prefill(g->model, b, s->tokens + s->begin, s->end - s->begin, w->logits);
             times->prefill_tokens += s->end - s->begin;
             sequence_draw(g, s, w->logits, w->samplers);
+            times->prefill_seconds += now_seconds() - start;
+            batch_advanced(queue, w, b);
+            running -= w->running[b] == NULL;
         }
         if (w->running[b]) used = b + 1;
     }
-    times->prefill_seconds += now_seconds() - start;
     return used;
 }
 
@@ -134,27 +153,33 @@ static inline void batch_decode(const Generator *g, GenerationBatch *w, int used
     times->decode_seconds += now_seconds() - start;
 }
 
-// Generates the sequences of a list until each has stopped. report(to, i), unless it is NULL, is called for each of
-// them in the order of the list, as soon as it and those before it have stopped.
-static inline GenerationTimes generate_sequences(const Generator *g, Sequence *list, int count,
-                                                 void (*report)(void *to, int i), void *to) {
+// Generates the sequences of a queue until each has stopped.
+static inline GenerationTimes generate_sequences(const Generator *g, const SequenceQueue *queue) {
     GenerationTimes times = {0, 0, 0, 0};
-    GenerationBatch w = batch_open(g, count);
-    int reported = 0;
-    for (int used; (used = batch_prefill(g, &w, list, count, &times)) > 0 && !(g->abandons && g->abandons());) {
-        for (; report && reported < count && list[reported].stopped; reported++) report(to, reported);
+    GenerationBatch w = batch_open(g);
+    for (int used; (used = batch_prefill(g, &w, queue, &times)) > 0 && !(g->abandons && g->abandons());) {
         batch_decode(g, &w, used, &times);
+        for (int b = 0; b < used; b++)
+            if (w.running[b]) batch_advanced(queue, &w, b);
     }
-    for (; report && reported < count; reported++) report(to, reported);
     batch_close(&w);
     return times;
+}
+
+// A queue of one sequence.
+static inline Sequence *only_sequence(void *to, bool wait) {
+    Sequence **at = (Sequence **)to, *s = *at;
+    (void)wait;
+    *at = NULL;
+    return s;
 }
 
 // Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many.
 static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key,
                                   StopReason *stopped) {
-    Sequence s = sequence_of(g, tokens, length, count, key);
-    generate_sequences(g, &s, 1, NULL, NULL);
+    Sequence s = sequence_of(g, tokens, length, count, key), *next = &s;
+    SequenceQueue queue = {&next, only_sequence, NULL};
+    generate_sequences(g, &queue);
     *stopped = s.stopped;
     return s.end - length;
 }

@@ -36,7 +36,7 @@ static inline bool mode_selected(const Options *o, Mode mode) {
             if (mode_selected(o, (Mode)m) || o->refused[option_row(mode_rows[m].option)]) return false;
         return true;
     }
-    return option_on(o, mode_rows[mode].option);
+    return option_on(o, mode_rows[mode].option) || (mode == MODE_GENERATE && o->interactive);
 }
 
 // The mode of accepted options; options_exclusions refuses two modes.

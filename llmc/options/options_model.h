@@ -37,12 +37,13 @@ static inline void options_derive(Options *o, int ranks) {
     const ModelConfig *preset = &presets[o->preset].model;
     int active = option_row("experts-active"), width = option_row("expert-ffn");
     int rate = option_row("lr"), warmup = option_row("warmup");
-    int threads = option_row("threads"), aux = option_row("router-aux");
+    int threads = option_row("threads"), aux = option_row("router-aux"), generate = option_row("generate");
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
         if (option_of_preset(&option_rows[r]) && !o->has[r] && r != active && r != width) option_copy(o, r, preset);
     if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
     if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
     options_derive_batch(o, ranks);
+    if (o->interactive && !o->has[generate]) option_set(o, generate, "256");
     if (o->schedule == SCHEDULE_WSD_LINEAR) o->schedule = SCHEDULE_WSD; // saved under one name
     if (!o->has[rate]) o->lr = presets[o->preset].lr;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
@@ -178,6 +179,9 @@ static const Exclusion exclusions[] = {
     {"prompt", "prompt-tokens", false, "both specify the prompt"},
     {"prompts", "prompt", true, "both specify the prompt"},
     {"prompts", "prompt-tokens", true, "both specify the prompt"},
+    {"interactive", "prompt", true, "it reads prompts from stdin"},
+    {"interactive", "prompt-tokens", true, "it reads prompts from stdin"},
+    {"interactive", "prompts", true, "it reads prompts from stdin"},
 };
 
 static inline int options_requirements(const Options *o) {
@@ -205,6 +209,7 @@ static inline int options_missing(const Options *o, bool adopted) {
     for (int m = 0; m < MODE_COUNT; m++) {
         const ModeRow *row = &mode_rows[m];
         const char *dashes = row->option ? "--" : "", *name = row->option ? row->option : "training";
+        if (m == MODE_GENERATE && o->interactive) name = "interactive";
         if (!mode_selected(o, (Mode)m)) continue;
         if (row->train_data == DATA_REQUIRED && !o->train_data && !o->refused[option_row("train-data")])
             REFUSE(problems, "%s%s requires --train-data DATA", dashes, name);
@@ -344,7 +349,7 @@ static inline void options_limit_threads(Options *o, int cores) {
 // Warns of given options that change nothing.
 static inline void options_warn_unused(const Options *o) {
     bool saves = o->out || !mode_selected(o, MODE_TRAIN);
-    bool samples = o->generate || o->sample_every;
+    bool samples = mode_selected(o, MODE_GENERATE) || o->sample_every;
     const struct {
         const char *option;
         bool unused;

@@ -66,6 +66,7 @@ typedef struct {
     const char *dump_grads, *eval_choices;
     int64_t generate; // tokens; 0: not given
     const char *prompt, *prompt_tokens, *prompts;
+    bool interactive;
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
@@ -361,8 +362,11 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL,
         NULL, "token IDs to continue; nothing is prepended"},
     {OF_TRAINER, "modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
-        "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size "
-        "at a time; print JSON lines"},
+        "with --generate: continue each prompt of FILE (- for stdin, line by line as it arrives), a text on each line "
+        "or JSON lines, --batch-size at a time; print JSON lines"},
+    {OF_TRAINER, "modes", "interactive", OPTION_BOOL, OPTION_LOCAL, FIELD(interactive), NULL, "no", NULL, NULL,
+        "continue each line of stdin, by up to --generate tokens (default here: 256), and print the text as it is "
+        "generated; an empty line continues the last text, Ctrl-C ends a continuation, Ctrl-D the program"},
     {OF_TRAINING, "modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
     {OF_TRAINING, "modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
@@ -425,8 +429,8 @@ static inline int option_row(const char *name) {
 }
 static inline bool options_given(const Options *o, const char *name) { return o->given[option_row(name)]; }
 
-// Where notes on the run are printed. With --prompts, stdout has only the results.
-static inline FILE *options_notes(const Options *o) { return o->prompts ? stderr : stdout; }
+// Where notes on the run are printed. With --prompts and --interactive, stdout has only the results.
+static inline FILE *options_notes(const Options *o) { return o->prompts || o->interactive ? stderr : stdout; }
 
 typedef char OptionText[512]; // a value or a description on one line
 

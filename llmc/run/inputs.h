@@ -12,14 +12,16 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
 #include "../evaluate/evaluation_choices.h"
 #include "../evaluate/generated_text.h"
 #include "../options/modes.h"
+#include "interactive.h"
 #include "run_data.h"
 
 typedef struct {
     DataLoader train, val;
     uint64_t fingerprint, val_fingerprint; // fingerprints of train and val
     RunTokenizer tokenizer;
+    int *token_bytes;    // [V]: run_tokenizer_bytes
     Prompts prompts;     // --prompts
-    Sequence *sequences; // their tokens
+    Answers answers;     // to them
     ChoiceTasks choices; // --eval-choices
 } Inputs;
 
@@ -43,9 +45,10 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
     int V = plan->config.V, T = o->model.T;
     inputs_open_tokenizer(in, o, !row->prompts, loaded);
     if (o->prompts)
-        in->sequences =
-            prompts_sequences(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
-    if (generates && !o->prompts && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
+        in->answers = answers_of(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
+    if (o->interactive) interactive_check(&in->tokenizer, V);
+    if (generates && !o->prompts && !o->interactive && in->tokenizer.implied && in->tokenizer.separator < 0 &&
+        comm_rank() == 0)
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
              "--separator ID, or --prompt-tokens");
     if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
@@ -66,7 +69,7 @@ static inline void inputs_close(Inputs *in) {
     if (in->train.shard_count) dataloader_close(&in->train);
     if (in->val.shard_count) dataloader_close(&in->val);
     choices_close_all(&in->choices);
-    free_sequences(in->sequences, in->prompts.count);
+    answers_close(&in->answers);
     prompts_close(&in->prompts);
     run_tokenizer_close(&in->tokenizer);
 }

@@ -11,6 +11,9 @@ with nohup.
   void stop_signals_catch(notice)        from here on they stop the run.
                                          notice: a line for stderr, printed when the first one arrives; NULL: none
   bool stop_signal_arrived(void)         whether one has
+  void interrupts_catch(prompt)          from here on SIGINT ends a continuation (--interactive): interrupt_arrived().
+                                         prompt: for stdout, printed when one arrives while the program waits for input
+  void interrupts_at_prompt(waits)       the program begins, or ends, to wait for input
 
   Threads that compute run no handler: the signals are blocked in them, and a dedicated thread waits for signals.
   oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one corrupts
@@ -62,11 +65,36 @@ static inline void stop_signal_take(int signal_number) {
     }
 }
 
+static const char *interrupts_prompt; // NULL: SIGINT has its default action
+static volatile sig_atomic_t interrupts_waiting, interrupted;
+
+static inline void interrupt_take(int signal_number) {
+    (void)signal_number;
+    interrupted = 1;
+    if (interrupts_waiting && write(STDOUT_FILENO, interrupts_prompt, strlen(interrupts_prompt)) < 0) interrupted = 2;
+}
+
+static inline void interrupts_catch(const char *prompt) {
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = interrupt_take;
+    action.sa_flags = SA_RESTART;
+    interrupts_prompt = prompt;
+    CHECK(sigaction(SIGINT, &action, NULL) == 0, "cannot catch signal %d: %s", SIGINT, strerror(errno));
+}
+
+static inline void interrupts_at_prompt(bool waits) {
+    interrupted = 0;
+    interrupts_waiting = waits;
+}
+static inline bool interrupt_arrived(void) { return interrupted != 0; }
+
 static inline void *stop_signals_thread(void *unused) {
     sigset_t set = stop_signal_set();
     for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
         struct sigaction action;
         if (stop_signals_caught) stop_signal_take(signal_number);
+        else if (interrupts_prompt && signal_number == SIGINT) interrupt_take(signal_number);
         else if (sigaction(signal_number, NULL, &action) == 0 && action.sa_handler != SIG_IGN) {
             __atomic_store_n(&ended_by_signal, true, __ATOMIC_SEQ_CST);
             if (failure_hook) failure_hook(); // removes an unfinished output

@@ -1,13 +1,18 @@
-"""--generate, --prompts and samples during training: what they depend on and print."""
+"""--generate, --prompts, --interactive and samples during training: what they depend on and print."""
 
 import json
+import os
+import pty
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import time
 
 import fixtures
 import pytest
-from program import DONE, FAILED, FIXTURE, USAGE, checkpoint, records, run_trainer, train
+from program import DONE, FAILED, FIXTURE, SECONDS, USAGE, checkpoint, records, run_trainer, train, trainer, words_of
 
 MODEL = "--vocab 256 --seq-len 16"
 
@@ -80,6 +85,103 @@ def test_results_of_prompts(trained, tmp_path):
     other = run_trainer(*resume).done()
     assert other.out == result.out
     assert "option --batch-size: 4 in the checkpoint, 3 now\n" in other.err
+
+
+@pytest.mark.parametrize(("mode", "answer_of"), [("--prompts -", json.loads), ("--interactive", str.rstrip)])
+def test_answers_to_a_pipe(trained, mode, answer_of):
+    """prompts of a pipe are answered before the next one is written, and as those of a file"""
+    words = [*trainer(), "--init", checkpoint(trained, 30), "--generate 12 --temperature 0.5 --separator 10", mode]
+    prompts = ["The king", "a", "\u00e9"]
+    with subprocess.Popen(words_of(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        answers = []
+        for prompt in prompts:
+            process.stdin.write(prompt + "\n")
+            process.stdin.flush()
+            answers.append(answer_of(process.stdout.readline()))
+        process.stdin.close()
+        assert process.stdout.read() == "" and process.wait(SECONDS) == DONE
+    file = "".join(prompt + "\n" for prompt in prompts).encode()
+    wanted = lines_of(run_trainer(*words[1:-1], "--prompts -", stdin=file).done(), 3)
+    texts = [line["text"] for line in wanted]
+    assert answers == (wanted if mode == "--prompts -" else [text.rstrip() for text in texts])
+
+
+class Terminal:
+    """A program whose streams are a terminal, in a with statement."""
+
+    def __init__(self, *command, env=None):
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.environ.update(env or {})
+            words = [str(word) for word in words_of(command)]
+            os.execv(words[0], words)
+        self.printed, self.running = "", True
+
+    def read_until(self, pattern):
+        """What has been printed since the last call, when it matches the pattern."""
+        end = time.monotonic() + SECONDS
+        while not re.search(pattern, self.printed, re.S):
+            assert time.monotonic() < end, self.printed
+            try:
+                self.printed += os.read(self.file, 1 << 16).decode("utf-8", "surrogateescape")
+            except OSError:  # the program has ended
+                assert re.search(pattern, self.printed, re.S), self.printed
+        printed, self.printed = self.printed, ""
+        return printed
+
+    def type(self, text):
+        os.write(self.file, text.encode())
+
+    def status(self):
+        """The exit status of a program that ends."""
+        self.running = False
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+            self.status()
+        os.close(self.file)
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_interactive_terminal(trained, terminal):
+    """on a terminal Ctrl-C ends a continuation, an empty line continues it, and Ctrl-D ends the program"""
+    options = ["--init", checkpoint(trained, 30), "--separator 1 --top-k 5 --interactive"]
+    with Terminal(*trainer(), *options, "--generate 100000", env={"TERM": terminal}) as t:
+        t.read_until("> $")
+        t.type("half a line\x03")
+        t.read_until("\n> $")
+        t.type("The king\n")
+        t.read_until("The king\r\n.{40}")
+        t.type("\x03")
+        assert "\x1b" not in t.read_until(r"\[\d+ tokens, .* ms each: Ctrl-C; an empty line continues\]\r\n> $")
+        t.type("\n")
+        t.read_until("\r\n.{40}")
+        t.type("\x03")
+        t.read_until("Ctrl-C; an empty line continues\\]\r\n> $")
+        t.type("\x04")
+        assert t.status() == DONE
+
+
+def test_interactive_lines(trained, toy):
+    """an empty line continues the last text as a longer continuation, and lines that are no text are reported"""
+    common = ["--init", checkpoint(trained, 30), "--separator 1 --temperature 0.7 --interactive --generate"]
+    long = run_trainer(*common, "40", stdin=b"The king\n").done().out
+    both = run_trainer(*common, "20", stdin=b"The king\n\n").done().out
+    assert both in [long[:k] + "\n" + long[k:] for k in range(len(long))]
+    result = run_trainer(*common, "5", stdin=b"a\xff\nb\0\nThe\n")
+    assert result.status == FAILED and result.out.endswith("\n") and len(result.out) > 4
+    assert "line 1 of standard input is not valid UTF-8" in result.err
+    assert "line 2 of standard input has a NUL byte" in result.err
+    run_trainer("--init", toy, "--interactive").one_line(
+        FAILED, "--interactive: there is no tokenizer for a vocabulary"
+    )
+    run_trainer("--interactive --prompt x").one_line(USAGE, "mutually exclusive")
+    run_trainer("--out", trained, "--interactive").one_line(USAGE, "--interactive with --out requires --resume")
 
 
 def test_sample_of_long_prompt(corpus):
