@@ -517,6 +517,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 #include "llmc/run/resume.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
+#include "llmc/run/run_report.h"
 #include "llmc/run/step_exchange.h"
 #include "llmc/run/stop_agreement.h"
 #include "llmc/run/trial.h"
@@ -541,7 +542,7 @@ static void model_gradients(void *self, const int *inputs, const int *targets, c
     model_micro_step((Model *)self, inputs, targets, document_starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
-    return (EvaluationModel){&model->plan,         &model->acts, &model->state,   &model->head, model,
+    return (EvaluationModel){&model->plan,         &model->acts, &model->state,   &model->head, NULL, model,
                              model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
 }
 
@@ -554,7 +555,7 @@ static const GenerationModel *generation_model(Model *model) {
 // ---------------------------------------------------------------------------------------------------
 // A run
 
-enum { SAMPLE_TOKENS = 200 };
+enum { SAMPLE_TOKENS = 200, LAST_SAMPLE_TOKENS = 100 };
 
 typedef struct {
     Options options;
@@ -565,6 +566,7 @@ typedef struct {
     Inputs data;
     Log log; // open on rank 0 with --out
     Checkpointer checkpointer;
+    Validation validation;                   // the last one; the loss is NaN before the first
     double start_loss;                       // set by divergence_start
     int stop;                                // the signal that a rank had received at the last agreement; 0: none
     StopAgreement agreement;                 // during the measurement
@@ -688,8 +690,14 @@ static void run_log_stats(Run *run, const StepResult *result) {
                         result->measured ? sqrt(run->update_squares[1 + l]) : NAN);
 }
 
-static EvaluationModel run_measured_model(Run *run) {
+static EvaluationModel run_evaluation_model(Run *run) {
     EvaluationModel m = evaluation_model(&run->model);
+    m.token_bytes = run->data.token_bytes;
+    return m;
+}
+
+static EvaluationModel run_measured_model(Run *run) {
+    EvaluationModel m = run_evaluation_model(run);
     m.abandons = stop_agreement, m.agreement = &run->agreement;
     stop_agreement_begin(&run->agreement, run->stop, run->agreed);
     return m;
@@ -700,7 +708,7 @@ static void run_log_validation(Run *run) {
     if (run->data.val.shard_count) {
         EvaluationModel m = run_measured_model(run);
         uint64_t windows = validation_windows(&run->data, &run->options);
-        double loss = validate(&m, &run->data.val, windows, NULL);
+        Validation result = validate(&m, &run->data.val, windows, NULL);
         run->stop = run->agreement.signal;
         run->trainer.measurement_due = run->stop != 0;
         if (run->stop) return;
@@ -708,8 +716,9 @@ static void run_log_validation(Run *run) {
             run->trainer.measurement_due = true;
             end_unread(&run->checkpointer, &run->data.val, &run->changes);
         }
-        trainer_state_validated(&run->trainer, loss);
-        log_validation(&run->log, run->trainer.step, loss, windows, run->data.val_fingerprint);
+        run->validation = result;
+        trainer_state_validated(&run->trainer, result.loss);
+        log_validation(&run->log, run->trainer.step, &result, windows, run->data.val_fingerprint);
     }
     watch_stage(STAGE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
@@ -722,16 +731,13 @@ static void run_log_validation(Run *run) {
     }
 }
 
-static void run_print_sample(Run *run) {
-    params_await(&run->model.state);
-    if (!is_rank0()) return;
+// Prints generated text. log: closed, or where a record of it is written.
+static void run_print_sample(Run *run, Generator *g, int count, Log *log) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->trainer.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->trainer.step);
-    Generator g =
-        generator_of(generation_model(&run->sampling_model), run->options.temperature, (int)run->options.top_k, -1);
-    g.abandons = stop_signal_arrived;
-    StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->trainer.step);
+    g->abandons = stop_signal_arrived;
+    StopReason why = print_generated(g, &run->data.tokenizer, count, key, log, run->trainer.step);
     printf("%s\n", why == NOT_STOPPED          ? "--- abandoned after a signal"
                    : why == STOPPED_NOT_FINITE ? "--- cut: the model's logits are not finite"
                                                : "---");
@@ -752,7 +758,10 @@ static void run_measure(Run *run) {
     bool due = sample_due(&run->options, s->step);
     if (due && run->stop) s->measurement_due = true;
     if (!due || run->stop) return;
-    run_print_sample(run);
+    params_await(&run->model.state);
+    Generator g =
+        generator_of(generation_model(&run->sampling_model), run->options.temperature, (int)run->options.top_k, -1);
+    if (is_rank0()) run_print_sample(run, &g, SAMPLE_TOKENS, &run->log);
     double largest[2] = {(double)stop_signal_read(), (double)s->measurement_due};
     stop_agree_largest(run->agreed, largest); // the other ranks wait for rank 0
     run->stop = (int)largest[0], s->measurement_due = largest[1] != 0;
@@ -786,9 +795,30 @@ static int run_stopped(Run *run) {
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
-static void run_train_begin(Run *run) {
+// A sample at the end of a run whose tokens are text. The model has no memory for generation, unless --sample-every.
+static void run_print_last_sample(Run *run) {
     const Options *o = &run->options;
-    print_training(run->trainer.step, o, comm_ranks(), run->micro_steps, run->peak);
+    const RunTokenizer *tokenizer = &run->data.tokenizer;
+    if (!tokenizer->tokenizer || o->zero == 3 || sample_due(o, run->trainer.step)) return;
+    params_await(&run->model.state);
+    EvaluationModel forward = evaluation_model(&run->model);
+    int rows = min_int(run->model.plan.T, (int)round_up((size_t)tokenizer->prompt_length + LAST_SAMPLE_TOKENS, 64));
+    UncachedModel uncached = {generation_model(&run->model), &forward, (int *)checked_calloc(rows, sizeof(int)), rows};
+    Generator g = uncached_generator(&uncached, o->temperature, (int)o->top_k);
+    if (is_rank0()) run_print_sample(run, &g, LAST_SAMPLE_TOKENS, NULL);
+    free(uncached.tokens);
+}
+
+// Reports a run that has made its last step.
+static void run_print_end(Run *run, const RunReport *report) {
+    print_losses(report, &run->validation);
+    if (!run->options.out) return;
+    run_print_last_sample(run);
+    print_next(report);
+}
+
+static void run_train_begin(Run *run) {
+    run->validation.loss = run->validation.bits_per_byte = NAN;
     run->checkpointer.saved_step = run->trainer.step;
     if (run->trainer.step == 0 || run->trainer.measurement_due) run_measure(run);
     run->checkpointer.saved_at = now_seconds();
@@ -798,7 +828,7 @@ static void run_train_begin(Run *run) {
 }
 
 // Trains until the last step, --stop-after or a signal. Returns the exit status.
-static int run_train(Run *run) {
+static int run_train(Run *run, const RunReport *report) {
     const Options *o = &run->options;
     const TrainerState *s = &run->trainer;
     Checkpointer *checkpointer = &run->checkpointer;
@@ -831,6 +861,7 @@ static int run_train(Run *run) {
     print_done(recent.count, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
                comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
+    if (trainer_state_finite(s)) run_print_end(run, report);
     return divergence_end(checkpointer, run->start_loss, V, EXIT_DONE);
 }
 
@@ -990,7 +1021,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     TrialCosts costs = {0, 0, 0, 0};
     start_part("trial");
     run_trial_updates(run, &trial);
-    EvaluationModel m = evaluation_model(&run->model);
+    EvaluationModel m = run_evaluation_model(run);
     double windows = (double)validation_windows(&run->data, o) + choices_windows(&run->data.choices, plan->T);
     costs.validation = windows * trial_window(&m, run->inputs, run->targets, run->document_starts);
     params_await(&run->model.state);
@@ -1047,11 +1078,11 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     }
     bool mixes = run->data.train.corpus_count > 1 || run->data.val.corpus_count > 1;
     if (mixes && resume->state && !state_has_mixture_epochs(resume->state)) log_mixture_epochs(&run->log, step);
-    dataloader_print(&run->data.train, windows);
-    options_print(o);
-    if (o->match_params) print_match(&run->model.plan, o);
+    RunReport report = {argv[0],          o,       &run->model.plan, run_sampling_plan(run), &run->data, &run->trainer,
+                        run->micro_steps, windows, run->peak};
+    print_start(&report);
     comm_barrier();
-    int status = run_train(run);
+    int status = run_train(run, &report);
     progress_flush();
     return status;
 }
@@ -1083,7 +1114,7 @@ static int mode_generate(Run *run) {
 static void mode_evaluate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
-    Evaluation e = {evaluation_model(&run->model),
+    Evaluation e = {run_evaluation_model(run),
                     &data->val,
                     validation_windows(data, o),
                     data->val_fingerprint,

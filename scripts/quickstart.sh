@@ -76,37 +76,10 @@ echo "[5/5] result"
 awk -f scripts/plot_loss.awk "$run/log.jsonl"
 steps=$(awk '/"kind": *"train"/ { sub(/.*"step": */, ""); sub(/,.*/, ""); step = $0 }
     END { print step }' "$run/log.jsonl")
-checkpoint=$(printf '%s/checkpoints/step_%08d' "$run" "$steps")
-echo
-echo "sample before the first step:"
-echo
-./train_diffv2 "${settings[@]}" --generate 60 2> >(grep -v 'the weights are random' >&2)
-echo
-echo "sample after step $steps:"
-echo
-./train_diffv2 --init "$checkpoint" --generate 150
-# nats per token to bits per byte, by the bytes of a token of the validation text
-awk -v log_file="$run/log.jsonl" '
-    /"val_tokens":|"val_text_bytes":/ { name = $1; sub(/.*: */, ""); value[name] = $0 + 0 }
-    END {
-        while ((getline < log_file) > 0)
-            if (/"kind": *"val"/) { sub(/.*"loss": */, ""); sub(/[,}].*/, ""); loss = $0 }
-        printf "\nvalidation loss %.4f nats per token", loss
-        bytes = value["\"val_text_bytes\":"]
-        if (bytes) printf ", %.3f bits per byte", loss / log(2) * value["\"val_tokens\":"] / bytes
-        print ""
-    }' corpus/corpus.json
 baseline=("${settings[@]/diff_v2/baseline}")
 cat <<END
-options and machine  $run/run.json
-log of every step    $run/log.jsonl
-checkpoint           $checkpoint
 
-Next steps:
-  continue a text
-    ./train_diffv2 --init $checkpoint --generate 100 --seed 2 --prompt 'And it came to pass'
-  continue to twice the number of steps
-    ./train_diffv2 --out $run --resume --steps $((2 * steps))
+More steps:
   train the baseline Transformer on the same data
     $(show ./train_diffv2 "${baseline[@]}" --steps "$steps" --out "runs/baseline-$number")
   train on your own text

@@ -492,7 +492,7 @@ static void test_statistics_of_first_step(void) {
         EvaluationModel measured = evaluation_model(m);
         const Inputs *data = &inner->run.data;
         double val_loss =
-            validate(&measured, &inner->run.data.val, validation_windows(data, &inner->run.options), NULL);
+            validate(&measured, &inner->run.data.val, validation_windows(data, &inner->run.options), NULL).loss;
         StepResult step = run_step(&inner->run);
         run_log_stats(&inner->run, &step);
         SafeTensors *saved = safetensors_open(test_text("%s/grads", d.path));

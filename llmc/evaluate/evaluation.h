@@ -169,11 +169,15 @@ static inline void evaluate(const Evaluation *e) {
     int T = e->model.plan->T;
     LossTable tables[LOSS_TABLES];
     loss_tables_create(tables, &e->model, e->val);
-    double loss = validate(&e->model, e->val, e->windows, tables), *by_position = tables[LOSS_BY_POSITION].losses;
-    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
+    Validation result = validate(&e->model, e->val, e->windows, tables);
+    double loss = result.loss, *by_position = tables[LOSS_BY_POSITION].losses;
+    printf("validation loss %.9g (perplexity %.2f", signless_nan(loss), signless_nan(exp(loss)));
+    if (!isnan(result.bits_per_byte)) printf(", %.4f bits per byte", result.bits_per_byte);
+    printf(")\n");
     print_by_position(by_position, T);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "loss", loss);
+    if (!isnan(result.bits_per_byte)) cJSON_AddNumberToObject(json, "bits_per_byte", result.bits_per_byte);
     cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
     report_by_shard(e->val, tables[LOSS_BY_SHARD].losses, json);
     report_by_frequency(&tables[LOSS_BY_TOKEN], json);

@@ -10,7 +10,8 @@ typedef struct {
     const ModelPlan *plan;
     const Activations *acts;
     ModelState *state;
-    const Linear *head; // the LM head
+    const Linear *head;     // the LM head
+    const int *token_bytes; // [V]: bytes of the text of a token; NULL: unknown
     void *model;
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.
@@ -69,19 +70,24 @@ static inline void loss_table_means(LossTable *table) {
     for (size_t i = 0; i < table->n; i++) table->losses[i] /= table->targets[i];
 }
 
-// Mean loss over the first windows of the validation data, the same ones each time. It is not valid if the measurement
+typedef struct {
+    double loss;          // mean, in nats per token
+    double bits_per_byte; // of text; NaN where the bytes of tokens are unknown
+} Validation;
+
+// Measures the first windows of the validation data, the same ones each time. The result is not valid if the measurement
 // was abandoned. Data that cannot be read end the program; with m->abandons they set val->any_unread on all ranks, the
 // loss is not valid, and the caller saves the run first. tables: receive the means of their classes; or NULL. All ranks
 // call it.
-static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
-                              LossTable tables[LOSS_TABLES]) {
+static inline Validation validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
+                                  LossTable tables[LOSS_TABLES]) {
     int B = m->plan->B, T = m->plan->T;
     size_t N = (size_t)B * T;
     uint64_t ranks = (uint64_t)comm_ranks(), mine = (uint64_t)comm_rank() * (uint64_t)B;
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
     int *targets = batch + N, *document_starts = val->documents ? batch + 2 * N : NULL;
     real *losses = (real *)checked_calloc(N, sizeof(real));
-    double all[2] = {0, 0}; // the sum of the losses, and ranks that could not read
+    double all[3] = {0, 0, 0}; // the sum of the losses, ranks that could not read, bytes of the targets
     watch_stage(STAGE_VALIDATION);
     dataloader_start(val, 0);
     for (uint64_t first = 0; first < windows && !measurement_ends(m); first += (uint64_t)B * ranks) {
@@ -102,6 +108,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
         for (int n = 0; n < rows; n++) {
             double loss = (double)losses[n];
             all[0] += loss;
+            if (m->token_bytes) all[2] += m->token_bytes[targets[n]];
             if (!tables) continue;
             CorpusWindow window = dataloader_locate(val, done + (uint64_t)(n / T));
             loss_table_add(&tables[LOSS_BY_POSITION], (size_t)(n % T), loss);
@@ -112,10 +119,10 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     free(batch);
     free(losses);
     all[1] = val->unread;
-    comm_sum_f64(all, 2);
+    comm_sum_f64(all, 3);
     val->any_unread = all[1] > 0;
     for (int i = 0; tables && i < LOSS_TABLES; i++) loss_table_means(&tables[i]);
-    return all[0] / ((double)windows * T);
+    return (Validation){all[0] / ((double)windows * T), m->token_bytes ? all[0] / log(2) / all[2] : NAN};
 }
 
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.

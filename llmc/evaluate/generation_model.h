@@ -3,10 +3,12 @@ generation_model.h: the interface of a model for generation.h: plain data, and c
 
   generator_of(m, temperature, top_k, stop)   a Generator of the model
   generation_prefill, generation_decode       its callbacks
+  uncached_generator(u, temperature, top_k)   a Generator of a model that is planned for training
   generation_logits(m, rows, B, logits)       logits [B][V] of B rows of the final norm's output
 */
 #pragma once
 #include "../model/state.h"
+#include "evaluation_model.h"
 #include "generation.h"
 
 typedef struct {
@@ -70,6 +72,37 @@ static inline void generation_decode(const void *model, const int *tokens, const
     m->embed(m->model, B);
     m->layers(m->model, 0, m->plan->config.L, r, NULL, NULL);
     generation_logits(m, m->acts->norm_final, B, logits);
+}
+
+// A model without a cache computes all rows of a context for each token. The rows after the last token are padding.
+typedef struct {
+    const GenerationModel *m;
+    const EvaluationModel *forward;
+    int *tokens, rows; // [rows]
+} UncachedModel;
+
+static inline void uncached_logits(const UncachedModel *u, int count, float *logits) {
+    u->forward->forward(u->forward->model, u->tokens, 1, u->rows, NULL, NULL);
+    generation_logits(u->m, u->m->acts->norm_final + (size_t)(count - 1) * u->m->plan->config.C, 1, logits);
+}
+
+static inline void uncached_prefill(const void *model, int sequence, const int *tokens, int count, float *logits) {
+    const UncachedModel *u = (const UncachedModel *)model;
+    assert(sequence == 0 && count <= u->rows);
+    memcpy(u->tokens, tokens, (size_t)count * sizeof(int));
+    uncached_logits(u, count, logits);
+}
+
+static inline void uncached_decode(const void *model, const int *tokens, const int *first, int B, float *logits) {
+    const UncachedModel *u = (const UncachedModel *)model;
+    assert(B == 1 && *first < u->rows);
+    u->tokens[*first] = *tokens;
+    uncached_logits(u, *first + 1, logits);
+}
+
+static inline Generator uncached_generator(const UncachedModel *u, double temperature, int top_k) {
+    return (Generator){u,   uncached_prefill, uncached_decode, 1, u->rows, u->m->plan->config.V, temperature, top_k, -1,
+                       NULL};
 }
 
 static inline Generator generator_of(const GenerationModel *m, double temperature, int top_k, int stop) {

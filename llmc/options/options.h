@@ -82,26 +82,6 @@ static inline void options_print_help(FILE *out) {
     fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
 }
 
-// Prints at the start of a run every option that has a value, by section; given options are marked.
-static inline void options_print(const Options *o) {
-    int column = 0;
-    printf("options (* given on the command line)\n");
-    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
-        OptionText text, shown;
-        char item[sizeof(OptionText) + 80]; // a name and a value
-        const OptionRow *row = &option_rows[r];
-        if (r == 0 || strcmp(row->section, option_rows[r - 1].section) != 0) {
-            if (r) printf("\n");
-            column = printf("  %-10.*s", (int)strcspn(row->section, " "), row->section);
-        }
-        const char *value = option_text(text, o, r);
-        if (!value) continue;
-        snprintf(item, sizeof(item), "%s%s=%s", row->name, o->given[r] ? "*" : "", option_shown(shown, value));
-        column = print_item(stdout, column, 12, item, (int)strlen(item));
-    }
-    printf("\n");
-}
-
 // ---- suggestions for misspelt names
 
 enum { NAME_LIMIT = 64 };

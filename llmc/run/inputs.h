@@ -44,6 +44,7 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
     const ModeRow *row = &mode_rows[mode];
     int V = plan->config.V, T = o->model.T;
     inputs_open_tokenizer(in, o, !row->prompts, loaded);
+    in->token_bytes = run_tokenizer_bytes(&in->tokenizer, V);
     if (o->prompts)
         in->answers = answers_of(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
     if (o->interactive) interactive_check(&in->tokenizer, V);
@@ -71,5 +72,6 @@ static inline void inputs_close(Inputs *in) {
     choices_close_all(&in->choices);
     answers_close(&in->answers);
     prompts_close(&in->prompts);
+    free(in->token_bytes);
     run_tokenizer_close(&in->tokenizer);
 }

@@ -7,6 +7,7 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 #include "../log/logger.h"
 #include "../options/options_table.h"
 #include "../log/progress.h"
+#include "../evaluate/evaluation_model.h"
 #include "spikes.h"
 
 // A training step.
@@ -105,17 +106,21 @@ static inline void log_step_events(Log *log, int64_t step, const StepResult *r, 
              step, signless_nan(r->loss), signless_nan(r->grad_norm), not_finite_in_row);
 }
 
-static inline void log_validation(Log *log, int64_t step, double loss, uint64_t windows, uint64_t data_fingerprint) {
+static inline void log_validation(Log *log, int64_t step, const Validation *v, uint64_t windows,
+                                  uint64_t data_fingerprint) {
     char fingerprint[24];
     FORMAT(fingerprint, "%" PRIu64, data_fingerprint);
     log_begin(log, "val", step);
-    log_number(log, "loss", loss);
+    log_number(log, "loss", v->loss);
+    if (!isnan(v->bits_per_byte)) log_number(log, "bits_per_byte", v->bits_per_byte);
     log_integer(log, "windows", (int64_t)windows); // losses over other windows do not compare
     log_string(log, "data_fingerprint", fingerprint);
     log_end(log);
     progress_break();
-    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", step, signless_nan(loss),
-           signless_nan(exp(loss)));
+    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f", step, signless_nan(v->loss),
+           signless_nan(exp(v->loss)));
+    if (!isnan(v->bits_per_byte)) printf(", %.3f bits per byte", v->bits_per_byte);
+    printf(")\n");
     progress_flush();
 }
 
@@ -184,14 +189,6 @@ static inline void print_stopped(int64_t step, int64_t steps, const char *why, c
     else
         printf("stopped after step %" PRId64 " of %" PRId64 " (%s); nothing was saved without --out\n", step, steps,
                why);
-}
-
-static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, Peak peak) {
-    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
-    if (ranks > 1) printf("%d ranks, ", ranks);
-    printf("%d micro-step%s of %d x %d); %s %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
-           (int)o->batch_size, o->model.T, peak.name, peak.gflops, peak.from);
-    progress_flush();
 }
 
 // comm_seconds: waiting for other ranks; NaN with one rank.

@@ -168,6 +168,18 @@ static inline void run_tokenizer_open(RunTokenizer *s, const TokenizerSources *f
     s->prompt_length += s->implied;
 }
 
+// The bytes of the text of each of V tokens, 0 for the separator; free(). NULL: tokens have no text.
+static inline int *run_tokenizer_bytes(const RunTokenizer *s, int V) {
+    if (!s->tokenizer && V != BYTE_VOCABULARY) return NULL;
+    int *bytes = (int *)checked_calloc(V, sizeof(int));
+    for (int id = 0; id < V; id++) {
+        size_t length = 1;
+        if (s->tokenizer) tokenizer_decode_token(s->tokenizer, id, &length);
+        bytes[id] = id == s->separator ? 0 : (int)length;
+    }
+    return bytes;
+}
+
 static inline void run_tokenizer_close(RunTokenizer *s) {
     tokenizer_close(s->tokenizer);
     free(s->json);

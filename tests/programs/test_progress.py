@@ -2,12 +2,13 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shlex
 
 import pytest
-from program import FAILED, ROOT, SMALL, USAGE, run, run_trainer, trainer, words_of
+from program import FAILED, ROOT, SMALL, USAGE, program, records, run, run_trainer, trainer, words_of
 from ranks import OPENMPI, skip_without_mpi
 
 
@@ -64,7 +65,7 @@ def test_directory_error(corpus):
     # not even root can create a directory in /sys; before mkdir, a stat of the path fails with ENOENT
     result = run_trainer("--train-data", corpus / "train.bin", SMALL, "--out /sys/diffv2_test/run")
     result.one_line(FAILED, "cannot create the directory /sys/diffv2_test: ")
-    assert os.strerror(errno.ENOENT) not in result.err and "options (" not in result.out
+    assert os.strerror(errno.ENOENT) not in result.err and "given:" not in result.out
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,48 @@ def test_directory_error(corpus):
 def test_early_failure(corpus, tmp_path, options):
     """an early failure leaves no directory and prints no list of options"""
     result = run_trainer(options, "--steps 2 --out", tmp_path / "some/where", cwd=corpus)
-    assert result.status in (FAILED, USAGE) and "options (" not in result.out
+    assert result.status in (FAILED, USAGE) and "given:" not in result.out
     assert not (tmp_path / "some").exists()
+
+
+def paragraph(text, title):
+    """The words after a title, with the lines that continue them."""
+    return re.search(rf"^{title}:((?: .*\n)+)", text, re.M)[1].split()
+
+
+def test_start_and_end(tmp_path):
+    """the start prints given options and those that differ from the defaults, the end what comes next"""
+    pages = sorted(ROOT.glob("docs/*.md"))
+    run(*program("TEXT_TO_SHARDS", "./text_to_shards"), "--bpe 512 --out corpus", *pages, cwd=tmp_path).done()
+    data = "--train-data corpus --val-data corpus --out 'a run'"
+    result = run_trainer(data, SMALL, "--steps 5 --no-tie-embeddings --val-steps 9999", cwd=tmp_path).done()
+    given = paragraph(result.out, "given")
+    assert "--no-tie-embeddings" in given and "'a run'" in " ".join(given) and "--vocab" not in given
+    assert paragraph(result.out, "not default") == ["--vocab", "512"]
+    for line in (
+        r"parameters: \d+, diff_v2, 2 layers, hidden 24, vocabulary 512, context 16",
+        r"training from step 0 to 5: 320 tokens, 64 in a step \(1 micro-step of 4 x 16\)",
+        r"memory: \d+ MiB of this process; .*",
+        r"time: at least .*",
+        r"curves: scripts/export/export_run.py 'a run' --follow --tensorboard DIR  # or --wandb PROJECT",
+        r"loss: training \d.* \(mean of the last 5 steps\), validation \d.* nats per token, \d.* bits per byte",
+        r"--- sample after step 5",
+        r"checkpoint           a run/checkpoints/step_00000005",
+        r"  .*train_diffv2 --out 'a run' --resume --interactive  # continues your text",
+        r"  .*train_diffv2 --out 'a run' --resume --steps 10  # trains as long again",
+    ):
+        assert re.search(f"^{line}$", result.out, re.M), (line, result.out)
+    # bits per byte, by the validation data as bytes of text
+    corpus = json.loads((tmp_path / "corpus/corpus.json").read_text())
+    loss, bits = map(float, re.search(r"validation (\S+) nats per token, (\S+) bits", result.out).groups())
+    whole = loss / math.log(2) * corpus["val_tokens"] / corpus["val_text_bytes"]
+    assert abs(bits / whole - 1) < 0.002
+    assert records(tmp_path / "a run", "val")[-1]["bits_per_byte"] == pytest.approx(bits, abs=6e-4)
+    # a resume shows what the checkpoint has, and the commands again, but not how to export the curves
+    result = run_trainer("--out 'a run' --resume --steps 6", cwd=tmp_path).done()
+    assert paragraph(result.out, "given") == ["--steps", "6", "--out", "'a", "run'", "--resume"]
+    assert {"--layers", "--no-tie-embeddings", "--train-data"} <= set(paragraph(result.out, "not default"))
+    assert "curves:" not in result.out and "--resume --steps 12" in result.out
 
 
 def test_plot_in_a_locale_with_commas(tmp_path):
