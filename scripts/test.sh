@@ -421,7 +421,6 @@ hub() {
     fi
     python=$(python3 scripts/python_environment.py hub 2>/dev/null) || return
     TRAIN_DIFFV2=build/train_diffv2 run newest.py "$python" dev/reference/newest.py
-    [ "$tier" -lt 3 ] || run dev/reference/library_tests.py "$python" dev/reference/library_tests.py
 }
 lab() {
     local options=()
