@@ -57,7 +57,7 @@ class Variant(NamedTuple):
     sink: str  # extra logit in each softmax, whose column is dropped: 0, or its own per head, learned
 
 
-# dev/reference/variants.py compares these tables with llmc/model/config_json.h and variants.h.
+# tests/variants_test.py compares these tables with llmc/model/config_json.h and variants.h.
 LAYER_TYPES = ("sliding_attention", "full_attention")  # with a window, without
 VARIANTS = {
     # signals key_sets merge split noise lambda_ factor norm gate sink
