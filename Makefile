@@ -133,11 +133,11 @@ CACHED = $(if $(CCACHE_PROGRAM),CCACHE_EXTRAFILES=$(filter %/flags,$^) $(CCACHE_
 $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c %/flags
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
-# encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
-# tests/fp8_test.py. faulty_diffv2 has planned faults and single_diffv2 has no MPI, for the tests of several ranks; with
-# little optimization they compile in a third of the time.
+# encode_text is the tokenizer as a filter, for data/test_tokenizer.py. faulty_diffv2 has planned faults and
+# single_diffv2 has no MPI, for the tests of several ranks; with little optimization they compile in a third of the
+# time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 predict_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
+PROGRAMS = train_diffv2 predict_diffv2 $(TEST_PROGRAMS) bench encode_text faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
 $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o

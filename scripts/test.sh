@@ -22,7 +22,6 @@
 # Since the second tier, where at one revision the sanitizers run, at another the Hub:
 #   double           the C operations and models with REAL=double, and finite differences of the whole model
 #   vectors          the C operations for the oldest x86-64, with vectors of 4 floats
-#   FP8              rounding to FP8 against ml_dtypes
 #   sanitizers       the C programs under AddressSanitizer and UndefinedBehaviorSanitizer
 #   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; or, in turn by revision, parts of them and the
 #                    predictions of predict_diffv2
@@ -186,10 +185,6 @@ sources() {
         fail "all sources are formatted"
     fi
     dev/lines.py
-}
-fp8() {
-    marks_of_tier[2]="not slow"
-    build "the rounding of FP8 as a filter" build/round_fp8 && run_pytest tests build tests/fp8_test.py
 }
 double() {
     tests_of_tier=()
@@ -450,7 +445,6 @@ stage 123 data "data" "${trainer[@]}" data/ scripts/
 stage 123 lab "lab" "${trainer[@]}" scripts/ results/
 stage 23 double "double" "${trainer[@]}" test_diffv2.c
 [ "$(uname -m)" != x86_64 ] || stage 23 vectors "vectors" Makefile llmc/ops/ tests/
-stage 23 fp8 "FP8" llmc/ops/ tests/
 ! in_turn 0 || stage 23 sanitized "sanitizers" "${trainer[@]}" test_diffv2.c
 stage 23 compile_cuda "nvcc" "${trainer[@]}" train_diffv2.cu test_diffv2.cu scripts/
 ! in_turn 1 || stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/

@@ -1,5 +1,5 @@
 /*
-cuda_linear.h: FP8 on the device: codes and scales bit for bit.
+cuda_linear.h: FP8 on the device, where NVIDIA's conversion rounds: codes and scales equal the twin's bit for bit.
 */
 #pragma once
 #include "cuda_engine.h"
@@ -39,7 +39,7 @@ static void expect_codes(const char *what, const Operand &codes, const Operand &
 }
 
 // Special tensors: random numbers of all magnitudes, and the following values.
-enum { FP8_PLAIN, FP8_ZERO, FP8_INF, FP8_NAN, FP8_TINY, FP8_BEYOND, FP8_SPECIALS };
+enum { FP8_PLAIN, FP8_ZERO, FP8_INF, FP8_NAN, FP8_TINY, FP8_BEYOND, FP8_TIES, FP8_SPECIALS };
 
 static void fill_for_fp8(Operand &x, int rows, int columns, int ld, int special) {
     for (int r = 0; r < rows; r++) // with the columns beyond, which are not read
@@ -47,6 +47,8 @@ static void fill_for_fp8(Operand &x, int rows, int columns, int ld, int special)
             double v = test_random_real(&test_random) * exp2(12 * test_random_real(&test_random));
             if (special == FP8_ZERO) v = c % 2 ? -0.0 : 0;
             if (special == FP8_TINY) v = ldexp(v, -135); // many are subnormal in fp32
+            if (special == FP8_TIES)
+                v = ldexp(test_random_int(&test_random, 127) - 63, test_random_int(&test_random, 32) - 18);
             x.set(product(r, ld) + (size_t)c, c < columns ? v : NAN);
         }
     size_t last = product(rows - 1, ld) + (size_t)columns - 1;
@@ -68,10 +70,11 @@ static void check_fp8_quantize(const Case *c) {
         max.set(0, 0);
         absmax_t given = twin_absmax(x, rows, columns, ld);
         if (special == FP8_BEYOND) given = 0x3C000000; // 2^-7: most numbers are beyond the largest
+        if (special == FP8_TIES) memcpy(&given, &fp8_formats[f].largest, sizeof(given)); // nothing is scaled
         Fp8Codes to = {outputs == 2 ? nullptr : (uint8_t *)codes.at(), outputs == 1 ? nullptr : (uint8_t *)across.at(),
                        scale.f()};
         o.run(0, [&] {
-            if (special == FP8_BEYOND) buffer_upload(max.at(), &given, sizeof(given));
+            if (special >= FP8_BEYOND) buffer_upload(max.at(), &given, sizeof(given));
             else absmax_update(activation(x.x(), (absmax_t *)max.at()), rows, columns, ld);
             fp8_quantize(to, activation(x.x(), (absmax_t *)max.at()), rows, columns, ld, f);
         });

@@ -1,7 +1,7 @@
 /*
 low_precision.h: tests of --matmul-dtype bf16 and fp8 in the model: what each linear layer rounds, sums over
 micro-batches, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the
-tests of runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
+tests of runs, recompute.h those of --recompute, operations.h and cuda_linear.h those of the rounding.
 */
 #pragma once
 #include "recompute.h"
