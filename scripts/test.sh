@@ -250,15 +250,11 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds t
     fi
     build "$name" "${variables[@]}" "${@/#/$directory/}"
 }
-emulation_tests() { # build directory
-    run_script "$1/oncpu/test_layer"
-    run_script "$1/oncpu/planted_bugs"
-}
 # The tests of an emulated program, and what the second tier and --all test of the emulation itself.
 run_oncpu() { # build directory
     local trainer=$1/oncpu/test_trainer half=()
     [ "$tier" -ne 2 ] || half=(--shard "$(($(turn) % 2))/2")
-    [ "$tier" -eq 1 ] || emulation_tests "$1"
+    [ "$tier" -eq 1 ] || run_script "$1/oncpu/planted_bugs"
     run "$trainer --operations" "$trainer" --operations ${tests_of_tier[@]+"${tests_of_tier[@]}"} \
         ${half[@]+"${half[@]}"}
     [ "$tier" -eq 2 ] || run_tests "$1/oncpu" test_trainer
@@ -266,7 +262,7 @@ run_oncpu() { # build directory
         && DEVICE_TRAINER="$trainer --trainer" run_pytest tests build tests/cuda
 }
 emulation=(test_trainer)
-[ "$tier" -eq 1 ] || emulation+=(test_layer planted_bugs)
+[ "$tier" -eq 1 ] || emulation+=(planted_bugs)
 oncpu_sanitized() { # name, sanitizers, build directory, programs...
     if has_sanitizers "$2"; then
         oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
@@ -283,13 +279,13 @@ cuda_sanitized() {
     oncpu_sanitized "CUDA, sanitizers" $sanitizers build/asan "${emulation[@]}" && run_oncpu build/asan
 }
 cuda_without_assembly() {
-    oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs || return
-    emulation_tests build/ucontext
+    oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - planted_bugs \
+        && run_script build/ucontext/oncpu/planted_bugs
 }
 cuda_threads() { # one thread: the barriers of OpenMP are not instrumented
     export OMP_NUM_THREADS=1
     oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan "${emulation[@]}" || return
-    emulation_tests build/tsan
+    run_script build/tsan/oncpu/planted_bugs
     run "operations" build/tsan/oncpu/test_trainer --operations
 }
 cuda_tools() {
