@@ -40,7 +40,6 @@ $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1
 .PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
 endef
 $(foreach arch,80 89 90 90a 100 120,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
-$(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/emulator/ptx/planted.cu,0)))
 $(eval $(call ptx_program,90a,planted90a,dev/emulator/ptx/planted90a.cu,0))
 .PRECIOUS: $(PTX)/%.o
 
