@@ -358,6 +358,16 @@ static void test_trial(void) {
     options_free(&o);
 }
 
+static void test_foreign_names(void) {
+    for (const ForeignName *row = foreign_names; row < foreign_names + FOREIGN_NAME_COUNT; row++)
+        for (const char *at = row->names; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+            size_t n = strcspn(at, " ");
+            int same = option_find(at, n);
+            EXPECT(same < 0 || !option_exists(&option_rows[same]), "--%.*s is an option", (int)n, at);
+            EXPECT(foreign_name(at, n) == row, "--%.*s is in two rows, or its option does not exist", (int)n, at);
+        }
+}
+
 // clang-format off
 static const Test options_tests[] = {
     {"a warmup rises linearly and reaches exactly the learning rate at its last step", test_warmup},
@@ -367,6 +377,7 @@ static const Test options_tests[] = {
      test_comparison_presets},
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"the defaults of options follow from the preset, the steps, the batch and the ranks", test_derived_defaults},
+    {"each name of another program is answered, and is no option", test_foreign_names},
     {"options survive JSON exactly, in table order", test_json_round_trip},
     {"a trial measures long enough, and its number of steps leaves time for all else", test_trial},
     {"a resumed run keeps its total batch and warmup for any batch size and rank count", test_adopt_then_finish},

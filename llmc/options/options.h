@@ -16,7 +16,7 @@ options_adopt_json (options_json.h); with --resume or --init options_adopt_model
 #pragma once
 #include "../checkpoint/checkpoint.h"
 #include "../comm/comm_launch.h"
-#include "../model/removed.h"
+#include "option_names.h"
 #include "options_json.h"
 #include "options_model.h"
 #include "options_table.h"
@@ -82,139 +82,12 @@ static inline void options_print_help(FILE *out) {
     fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
 }
 
-// ---- suggestions for misspelt names
-
-enum { NAME_LIMIT = 64 };
-
-// Lower case, without - and _.
-static inline int name_fold(char out[NAME_LIMIT + 1], const char *name, size_t length) {
-    int n = 0;
-    for (size_t i = 0; i < length && n < NAME_LIMIT; i++)
-        if (name[i] != '-' && name[i] != '_') out[n++] = (char)tolower((unsigned char)name[i]);
-    out[n] = 0;
-    return n;
-}
-
-// Letters to insert, delete or replace to turn a into b.
-static inline int edit_distance(const char *a, int a_length, const char *b, int b_length) {
-    int row[NAME_LIMIT + 1];
-    for (int j = 0; j <= b_length; j++) row[j] = j;
-    for (int i = 1; i <= a_length; i++) {
-        int diagonal = row[0]; // distance of the prefixes i-1 and j-1
-        row[0] = i;
-        for (int j = 1; j <= b_length; j++) {
-            int replaced = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = min_int(replaced, 1 + min_int(row[j], row[j - 1]));
-        }
-    }
-    return row[b_length];
-}
-
-// The candidate closest to a name: few letters differ, or the name is a prefix of it. NULL: none.
-static inline const char *name_nearest(const char *name, size_t length, const char *(*candidate)(int i)) {
-    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
-    const char *nearest = NULL;
-    int n = name_fold(folded, name, length), best = max_int(1, n / 3) + 1;
-    if (n < 2 || length > NAME_LIMIT) return NULL;
-    for (int i = 0; candidate(i); i++) {
-        int m = name_fold(other, candidate(i), strlen(candidate(i)));
-        int distance = strncmp(other, folded, (size_t)n) == 0 ? m > n : edit_distance(folded, n, other, m);
-        if (distance < best) nearest = candidate(i), best = distance;
-    }
-    return nearest;
-}
-
-static inline const char *option_name(int r) {
-    return r >= OPTION_ROW_COUNT ? NULL : option_exists(&option_rows[r]) ? option_rows[r].name : "";
-}
-
-// Names of these options in other programs.
-typedef struct {
-    const char *name, *option;
-} OptionSynonym;
-static const OptionSynonym option_synonyms[] = {
-    {"learning-rate", "lr"},
-    {"max-steps", "steps"},
-    {"iterations", "steps"},
-    {"model", "preset"},
-    {"dataset", "train-data"},
-    {"data", "train-data"},
-    {"context-length", "seq-len"},
-    {"block-size", "seq-len"},
-    {"max-seq-len", "seq-len"},
-    {"output-dir", "out"},
-    {"num-layers", "layers"},
-    {"hidden-size", "hidden"},
-    {"dim", "hidden"},
-    {"num-heads", "heads"},
-    {"mlp", "ffn"},
-    {"intermediate-size", "ffn"},
-    {"vocab-size", "vocab"},
-    {"wd", "weight-decay"},
-    {"save-every", "checkpoint-every"},
-    {"save-interval", "checkpoint-every"},
-    {"checkpoint", "init"},
-    {"load", "init"},
-    {"clip-grad", "grad-clip"},
-    {"max-grad-norm", "grad-clip"},
-    {"gradient-accumulation-steps", "total-batch"},
-    {"dtype", "matmul-dtype"},
-};
-enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
-
-// The row of the option that an unknown name most likely means; -1: none.
-static inline int option_nearest(const char *name, size_t length) {
-    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
-    name_fold(folded, name, length);
-    for (int i = 0; i < OPTION_SYNONYM_COUNT; i++) {
-        name_fold(other, option_synonyms[i].name, strlen(option_synonyms[i].name));
-        if (strcmp(folded, other) == 0) return option_row(option_synonyms[i].option);
-    }
-    const char *nearest = name_nearest(name, length, option_name);
-    return nearest ? option_row(nearest) : -1;
-}
-
-typedef struct {
-    FILE *lines;                 // writes Options.errors
-    bool removed[REMOVED_COUNT]; // already reported
-} ParseErrors;
-
-// Adds an option that does not exist to the errors. Returns the number of arguments it takes, including what looks like
-// its value.
-static inline int option_unknown(Options *o, ParseErrors *errors, int count, char **arguments) {
-    OptionText shown, suggestion;
-    const char *name = arguments[0] + strspn(arguments[0], "-");
-    bool no = strncmp(name, "no-", 3) == 0, joined = strchr(name, '=') != NULL;
-    if (no) name += 3;
-    size_t length = strcspn(name, "=");
-    int taken = !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
-    const Removed *row = removed_option(name, length);
-    o->unknown = true;
-    if (row) {
-        if (!errors->removed[row - removed])
-            fprintf(errors->lines, "--%s was removed: %s; the last revision with it is %s\n", row->name, row->instead,
-                    row->revision);
-        errors->removed[row - removed] = true;
-        return taken;
-    }
-    int nearest = option_nearest(name, length);
-    if (no && nearest >= 0 && option_rows[nearest].kind != OPTION_BOOL) no = false;
-    suggestion[0] = 0;
-    if (nearest >= 0)
-        snprintf(suggestion, sizeof(suggestion), "did you mean --%s%s? ", no ? "no-" : "", option_rows[nearest].name);
-    option_shown(shown, arguments[0]);
-    if (joined) shown[min_size(strcspn(shown, "="), 100)] = 0;
-    fprintf(errors->lines, "unknown option %s: %s--help lists all\n", shown, suggestion);
-    return taken;
-}
-
 // Parses the option at arguments[0]. Returns the number of arguments it takes.
-static inline int option_parse(Options *o, ParseErrors *errors, int count, char **arguments) {
+static inline int option_parse(Options *o, FILE *errors, int count, char **arguments) {
     OptionText shown, accepts;
     const char *argument = strcmp(arguments[0], "-h") == 0 ? "--help" : arguments[0];
     if (argument[0] != '-' || !argument[1] || isdigit((unsigned char)argument[1])) {
-        fprintf(errors->lines, "unexpected argument '%s': every setting is an option, --NAME VALUE\n",
+        fprintf(errors, "unexpected argument '%s': every setting is an option, --NAME VALUE\n",
                 option_shown(shown, argument));
         return 1;
     }
@@ -228,24 +101,28 @@ static inline int option_parse(Options *o, ParseErrors *errors, int count, char 
         if (r >= 0 && option_rows[r].kind != OPTION_BOOL) r = -1;
         on = false;
     }
-    if (r < 0 || !option_exists(&option_rows[r])) return option_unknown(o, errors, count, arguments);
+    if (r < 0 || !option_exists(&option_rows[r])) {
+        o->unknown = true;
+        fprintf(errors, "%s\n", option_unknown_text(shown, "unknown option", arguments[0]));
+        bool joined = strchr(arguments[0], '=') != NULL;
+        return !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1; // also what looks like its value
+    }
     const OptionRow *row = &option_rows[r];
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
     const Removed *gone = NULL;
     int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
     if (o->given[r]) {
-        fprintf(errors->lines, "--%s is specified more than once\n", row->name);
+        fprintf(errors, "--%s is specified more than once\n", row->name);
         return taken;
     }
     o->given[r] = true;
     if (flag && value)
-        fprintf(errors->lines, "--%s takes no value, not '%s'%s%s\n", row->name, option_shown(shown, value),
+        fprintf(errors, "--%s takes no value, not '%s'%s%s\n", row->name, option_shown(shown, value),
                 row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
-    else if (!flag && !value)
-        fprintf(errors->lines, "--%s requires a value: %s\n", row->name, option_accepts(accepts, row));
+    else if (!flag && !value) fprintf(errors, "--%s requires a value: %s\n", row->name, option_accepts(accepts, row));
     else if (value && (gone = removed_value(row->name, value)) != NULL)
-        fprintf(errors->lines, "--%s %s was removed: %s; the last revision with it is %s\n", gone->name, gone->value,
+        fprintf(errors, "--%s %s was removed: %s; the last revision with it is %s\n", gone->name, gone->value,
                 gone->instead, gone->revision);
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
@@ -253,7 +130,7 @@ static inline int option_parse(Options *o, ParseErrors *errors, int count, char 
         bool beyond = row->kind == OPTION_REAL && (strtod(value, NULL), errno) == ERANGE;
         option_accepts(accepts, row);
         const char *begin = !nearest ? "it must be " : strlen(accepts) < 80 ? "? It must be " : "? --help lists all";
-        fprintf(errors->lines, "--%s '%s' is not accepted: %s%s%s%s%s\n", row->name, option_shown(shown, value),
+        fprintf(errors, "--%s '%s' is not accepted: %s%s%s%s%s\n", row->name, option_shown(shown, value),
                 nearest ? "did you mean " : "", nearest ? nearest : "", begin,
                 nearest && strlen(accepts) >= 80 ? "" : accepts,
                 beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
@@ -264,13 +141,12 @@ static inline int option_parse(Options *o, ParseErrors *errors, int count, char 
 
 // Reads the command line, once: sets the values and collects the errors, which options_check reports.
 static inline void options_read(Options *o, int argc, char **argv) {
-    ParseErrors errors = {NULL, {false}};
     size_t size = 0;
     options_defaults(o);
-    errors.lines = open_memstream(&o->errors, &size);
-    CHECK(errors.lines, "out of memory for the errors of the command line");
-    for (int i = 1; i < argc;) i += option_parse(o, &errors, argc - i, argv + i);
-    CHECK(fclose(errors.lines) == 0, "out of memory for the errors of the command line");
+    FILE *errors = open_memstream(&o->errors, &size);
+    CHECK(errors, "out of memory for the errors of the command line");
+    for (int i = 1; i < argc;) i += option_parse(o, errors, argc - i, argv + i);
+    CHECK(fclose(errors) == 0, "out of memory for the errors of the command line");
     if (o->minutes > 0 && !options_given(o, "steps")) o->steps = CHECKPOINT_STEP_LIMIT; // until the trial
 }
 
