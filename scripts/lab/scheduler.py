@@ -270,9 +270,10 @@ class Queue:
             for number, handler in before.items():  # between two queues a signal ends the lab
                 signal.signal(number, handler)
         self.show(last=True)
-        for job in self.jobs:
-            if job.why:
-                print(f"lab run: {job.run.name} failed: {job.why}", file=sys.stderr)
+        for why in dict.fromkeys(job.why for job in self.jobs if job.why):
+            name, *others = [job.run.name for job in self.jobs if job.why == why]
+            more = f" and {len(others)} more" if others else ""
+            print(f"lab run: {name}{more} failed: {why}", file=sys.stderr)
         if self.stopping:
             print(f"stopped; {self.whole_seeds()} have all arms; the same command continues")
         return 3 if self.stopping else 1 if any(job.why for job in self.jobs) else 0

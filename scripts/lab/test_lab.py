@@ -522,6 +522,11 @@ def test_a_failed_run_does_not_stop_the_others_and_is_repeated(place):
     expect_error(lab(place, plan=ONE_SEED), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
 
 
+def test_runs_that_fail_for_the_same_reason_are_one_line(place):
+    done = lab(place, "--data", "nowhere")
+    expect_error(done, 1, ".seed1 and 3 more failed: diffv2: no file matches 'nowhere'", lines=1)
+
+
 def test_a_run_that_diverges_is_a_result(place):
     plan = ONE_ARM.replace("lr = 1e-2", "lr = 1e30")
     done = lab(place, plan=plan)
