@@ -8,7 +8,7 @@
 # make test                runs scripts/test.sh
 # make bench ARGS=...      speed of the CPU trainer and its share of the machine's limits (dev/bench/bench.c)
 # make format              formats all sources (dev/format/format.sh)
-# make docs                writes --help into docs/options.md
+# make docs                writes --help all into docs/options.md
 # make rooms               checks the includes of llmc/ and draws them as docs/rooms.svg
 # make clean               removes what make has built; keeps build/python and the virtual environments
 # make help                prints this text
@@ -220,7 +220,7 @@ bench: $(BUILD)/bench $(BUILD)/train_diffv2
 format:
 	dev/format/format.sh
 docs: $(BUILD)/train_diffv2
-	sed -i '/^```/,$$d' docs/options.md && { echo '```'; $< --help; echo '```'; } >>docs/options.md
+	sed -i '/^```/,$$d' docs/options.md && { echo '```'; $< --help all; echo '```'; } >>docs/options.md
 rooms:
 	dev/rooms.py
 	dev/rooms_figure.py

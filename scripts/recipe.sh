@@ -102,7 +102,7 @@ while [ $# -gt 0 ]; do
     --help | -h)
         echo "recipe.sh $name: pretrains a DIFF V2"
         recipe_of "$name" | tail -n +2
-        echo "The options are those of train_diffv2 --help. scripts/recipe.sh --help describes signals and variables."
+        echo "The options are those of train_diffv2 --help all. scripts/recipe.sh --help has signals and variables."
         exit 0
         ;;
     --resume | --no-resume | --resume=*) fail "$1 is not allowed: the recipe resumes a run that exists" 2 ;;

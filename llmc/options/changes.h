@@ -74,7 +74,7 @@ static inline bool change_parse_value(Change *c, const char *text) {
 
 // Parses one change, without the spaces around it. Returns NULL, or what it must be.
 static inline const char *change_parse(Change *c, const char *text) {
-    static const char format[] = "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help lists the keys";
+    static const char format[] = "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help change lists the keys";
     memset(c, 0, sizeof(*c));
     FORMAT(c->text, "%s", text);
     c->first = c->last = change_number(&text);

@@ -136,7 +136,7 @@ static inline const char *option_unknown_text(OptionText out, const char *what, 
         snprintf(out, sizeof(OptionText), "--%s was removed: %s; the last revision with it is %s", gone->name,
                  gone->instead, gone->revision);
     else
-        snprintf(out, sizeof(OptionText), "%s %.110s: %s%s%s%s--help lists all", what, shown,
+        snprintf(out, sizeof(OptionText), "%s %.110s: %s%s%s%s--help all lists all", what, shown,
                  nearest  ? "did you mean --"
                  : letter ? "options have names, such as --batch-size; "
                           : "",

@@ -3,6 +3,7 @@ options.h: parses and prints the command line. The options are in options_table.
 
   --name value, --name=value   exact names; no abbreviations; the only short option is -h
   --name, --no-name            for options that are on or off
+  --help, --help WORD          the next argument is the word, whatever it is
   A value that starts with two dashes requires "=": without it, it is parsed as the next option, because that is what a
   missing value looks like.
 
@@ -17,70 +18,11 @@ options_adopt_json (options_json.h); with --resume or --init options_adopt_model
 #include "../checkpoint/checkpoint.h"
 #include "../comm/comm_launch.h"
 #include "option_names.h"
+#include "options_help.h"
 #include "options_json.h"
 #include "options_model.h"
 #include "options_table.h"
 #include "../base/revision.h"
-
-enum { OPTION_LINE = 100, OPTION_COLUMN = 27 }; // width of the help; column of its explanations
-
-// Prints an item, which is not broken, at `column` of a line, or at `indent` of the next one. Returns the column after
-// it.
-static inline int print_item(FILE *out, int column, int indent, const char *item, int length) {
-    bool first = column <= indent, wrap = !first && column + 1 + length > OPTION_LINE;
-    if (wrap) fprintf(out, "\n%*s", indent, "");
-    else if (!first) fputc(' ', out);
-    fprintf(out, "%.*s", length, item);
-    return (wrap ? indent : column + !first) + length;
-}
-
-static inline int print_words(FILE *out, int column, int indent, const char *words) {
-    while (*words) {
-        int length = (int)strcspn(words, " ");
-        column = print_item(out, column, indent, words, length);
-        words += length + (words[length] == ' ');
-    }
-    return column;
-}
-
-static inline void option_print_help(FILE *out, const OptionRow *row) {
-    OptionText left, text;
-    bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
-    snprintf(left, sizeof(left), "  --%s%s%s%s%s", row->kind == OPTION_BOOL ? "[no-]" : "", row->name, flag ? "" : " ",
-             flag ? "" : row->placeholder, strcmp(row->name, "help") == 0 ? ", -h" : "");
-    int column = fprintf(out, "%-*s", OPTION_COLUMN - 1, left) + 1;
-    fputc(' ', out);
-    column = print_words(out, column, OPTION_COLUMN, row->help);
-    for (int i = 0, next; row->choice && row->choice(i); i = next) {
-        next = option_listed(row, i + 1);
-        if (i == 0) column += fprintf(out, ":");
-        snprintf(text, sizeof(text), "%s%s", row->choice(i), row->choice(next) ? "," : "");
-        column = print_words(out, column, OPTION_COLUMN, text);
-    }
-    if (row->fallback && strcmp(row->fallback, "no") != 0) {
-        int words = row->fallback[0] == '('; // its last parenthesis closes the one that starts here
-        snprintf(text, sizeof(text), "(default: %s%s", row->fallback + words, words ? "" : ")");
-        print_item(out, column, OPTION_COLUMN, text, (int)strlen(text));
-    }
-    fputc('\n', out);
-}
-
-static inline void options_print_help(FILE *out) {
-    const char *section = "";
-    fprintf(out, "Usage: %s%s [--NAME VALUE | --NAME=VALUE | --NAME | --no-NAME]...\n\n", this_program.name,
-            this_program.required);
-    print_words(out, print_words(out, 0, 0, this_program.purpose), 0,
-                "Names are exact; an option may be given only once.");
-    fputc('\n', out);
-    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
-        const OptionRow *row = &option_rows[r];
-        if (!option_exists(row) || row->programs == this_program.hides) continue;
-        if (strcmp(row->section, section) != 0) fprintf(out, "\n%s\n", row->section);
-        section = row->section;
-        option_print_help(out, row);
-    }
-    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
-}
 
 // Parses the option at arguments[0]. Returns the number of arguments it takes.
 static inline int option_parse(Options *o, FILE *errors, int count, char **arguments) {
@@ -108,6 +50,12 @@ static inline int option_parse(Options *o, FILE *errors, int count, char **argum
         return !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1; // also what looks like its value
     }
     const OptionRow *row = &option_rows[r];
+    if (row->kind == OPTION_ACTION && row->placeholder) { // --help: the next argument may be an option too
+        bool next = !value && count > 1;
+        o->has[r] = true;
+        o->help_word = next ? arguments[1] : value;
+        return next ? 2 : 1;
+    }
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
     const Removed *gone = NULL;
     int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
@@ -129,10 +77,10 @@ static inline int option_parse(Options *o, FILE *errors, int count, char **argum
         errno = 0;
         bool beyond = row->kind == OPTION_REAL && (strtod(value, NULL), errno) == ERANGE;
         option_accepts(accepts, row);
-        const char *begin = !nearest ? "it must be " : strlen(accepts) < 80 ? "? It must be " : "? --help lists all";
+        bool brief = nearest && strlen(accepts) >= 80;
+        const char *begin = !nearest ? "it must be " : !brief ? "? It must be " : "? All values: --help ";
         fprintf(errors, "--%s '%s' is not accepted: %s%s%s%s%s\n", row->name, option_shown(shown, value),
-                nearest ? "did you mean " : "", nearest ? nearest : "", begin,
-                nearest && strlen(accepts) >= 80 ? "" : accepts,
+                nearest ? "did you mean " : "", nearest ? nearest : "", begin, brief ? row->name : accepts,
                 beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
     } else return taken;
     o->refused[r] = true;
@@ -151,11 +99,17 @@ static inline void options_read(Options *o, int argc, char **argv) {
 }
 
 // --help and --version: handled before errors are reported and before other processes or devices are accessed. Returns
-// whether one of them is given. prints: this process prints the text.
+// whether one of them is given. prints: this process prints the text. Exits with status 2 if no option matches the word
+// of --help.
 static inline bool options_help_or_version(const Options *o, bool prints) {
+    OptionText text;
     bool help = o->has[option_row("help")], version = o->has[option_row("version")];
-    if (prints && help) options_print_help(stdout);
-    else if (prints && version) printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
+    if (prints && help && !options_print_help(stdout, o->help_word)) {
+        warn("%s", option_unknown_text(text, "no option mentions", o->help_word));
+        program_exit(EXIT_USAGE);
+    }
+    if (prints && version && !help)
+        printf("%s %s, revision %s\n", this_program.name, program_version, source_revision());
     return help || version;
 }
 

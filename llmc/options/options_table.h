@@ -70,6 +70,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
+    const char *help_word; // WORD of --help WORD, not owned; NULL: not given
     const char *eval_out;
     const char *device, *prediction_out; // only predict_diffv2
 
@@ -114,8 +115,9 @@ typedef struct {
     const char *fallback;         // default; NULL: none; in parentheses: description of a derived default
     const char *range;            // interval of a number, in mathematical notation
     const char *(*choice)(int i); // names of an OPTION_CHOICE; NULL after the last
-    const char *help;
+    const char *help; // EVERYDAY "TEXT": --help prints it, up to the first semicolon, in one line of 80 columns
 } OptionRow;
+#define EVERYDAY "*"
 
 static inline const char *attention_choice(int i) {
     return i < ATTENTION_VARIANT_COUNT ? attention_variants[i].name : NULL;
@@ -158,15 +160,15 @@ static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) 
 #define FIELD(name) offsetof(Options, name)
 static const OptionRow option_rows[] = {
     {OF_BOTH, "model", "attention", OPTION_VARIANT, OPTION_FIXED, FIELD(model.attention), "NAME", "diff_v2", NULL,
-        attention_choice, "attention variant"},
+        attention_choice, EVERYDAY "attention variant"},
     {OF_BOTH, "model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
-        "model shape, which the options below override; NAME-1.5h and NAME-2h have 1.5 and 2 times as many heads"},
+        EVERYDAY "model shape; options below override it; NAME-1.5h and NAME-2h have 1.5 and 2 times as many heads"},
     {OF_BOTH, "model", "layers", OPTION_DIM, OPTION_FIXED, FIELD(model.L), "L", "(from the preset)", "[1, 65536]", NULL,
-        "number of layers"},
+        EVERYDAY "number of layers"},
     {OF_BOTH, "model", "hidden", OPTION_DIM, OPTION_FIXED, FIELD(model.C), "C", "(from the preset)", "[1, 16777216]",
-        NULL, "hidden size"},
+        NULL, EVERYDAY "hidden size"},
     {OF_BOTH, "model", "heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NH), "NH", "(from the preset)", "[1, 65536]",
-        NULL, "number of attention heads whose output o_proj reads"},
+        NULL, EVERYDAY "number of attention heads whose output o_proj reads"},
     {OF_BOTH, "model", "kv-heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NKV), "NKV", "(from the preset)", "[1, 65536]",
         NULL, "number of key/value heads, a divisor of --heads"},
     {OF_BOTH, "model", "head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.D), "D", "(from the preset)", "[8, 256]", NULL,
@@ -193,7 +195,7 @@ static const OptionRow option_rows[] = {
         "choose the MLP width so that the model has as many parameters as the baseline of width --ffn; with --experts "
         "choose the width of the experts, compared with the baseline of width --expert-ffn"},
     {OF_BOTH, "model", "seq-len", OPTION_DIM, OPTION_SAVED, FIELD(model.T), "T",
-        "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
+        "(from the preset; with --init from the model)", "[1, 16777216]", NULL, EVERYDAY "sequence length"},
     {OF_BOTH, "model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V",
         "(from the corpus directory, or the preset)", "[1, 268435456]", NULL, "vocabulary size"},
     {OF_BOTH, "model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
@@ -220,10 +222,10 @@ static const OptionRow option_rows[] = {
         NULL, "with completep: the --layers of the base shape; 0: the model's --layers"},
 
     {OF_BOTH, "data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
-        "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
-        "NAME=DATA:WEIGHT ...'"},
+        EVERYDAY "training data, a corpus directory or token shards; a pattern of shards is quoted; a mixture is "
+        "'NAME=DATA:WEIGHT NAME=DATA:WEIGHT ...'"},
     {OF_BOTH, "data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
-        "validation data, in the forms of --train-data; a corpus directory has val_*.bin"},
+        EVERYDAY "validation data, in the forms of --train-data; a corpus directory has val_*.bin"},
     {OF_BOTH, "data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
         "restrict attention to tokens of the same document"},
     {OF_TRAINING, "data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
@@ -234,17 +236,17 @@ static const OptionRow option_rows[] = {
         NULL, NULL, "tokenizer.bin, or a directory that contains one, for prompts and samples"},
 
     {OF_BOTH, "batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B",
-        "(8, or fewer to divide --total-batch)", "[1, 16777216]", NULL, "sequences per rank and micro-step"},
+        "(8, or fewer to divide --total-batch)", "[1, 16777216]", NULL, EVERYDAY "sequences per rank and micro-step"},
     {OF_BOTH, "batch", "total-batch", OPTION_TOKENS, OPTION_SAVED, FIELD(total_batch), "TOKENS",
         "(from the preset; with --batch-size B*T*ranks)", "[1, 1e15]", NULL,
-        "tokens per update, a multiple of B*T*ranks; 64K is 65536"},
+        EVERYDAY "tokens per update, a multiple of B*T*ranks; 64K is 65536"},
 
     {OF_BOTH, "training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
-        "number of updates"},
+        EVERYDAY "number of updates"},
     {OF_TRAINER, "training", "minutes", OPTION_REAL, OPTION_LOCAL, FIELD(minutes), "M", NULL, "(0, 1e6]", NULL,
-        "instead of --steps: train for about M minutes; a trial of 5 to 10 seconds sets the number of updates"},
+        EVERYDAY "instead of --steps: train for about M minutes; a trial of 5 to 10 seconds sets the number of steps"},
     {OF_TRAINING, "training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "(from the preset)", "[0, inf)", NULL,
-        "peak learning rate"},
+        EVERYDAY "peak learning rate"},
     {OF_TRAINING, "training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]",
         NULL, "learning rate of the last step as a fraction of --lr"},
     {OF_TRAINING, "training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))",
@@ -291,11 +293,11 @@ static const OptionRow option_rows[] = {
         "update-norm=X, replace=A-B or order=reverse (windows of the update); 'python3 scripts/lab spike' uses it"},
 
     {OF_TRAINER, "run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
-        "run directory; without it nothing is written"},
+        EVERYDAY "run directory; without it nothing is written"},
     {OF_TRAINER, "run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
-        "continue the run in --out from its last checkpoint; given options replace the checkpoint's options"},
+        EVERYDAY "continue the run in --out from its last checkpoint; given options replace the checkpoint's options"},
     {OF_BOTH, "run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
-        "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py converts a "
+        EVERYDAY "start from the architecture and weights of a checkpoint; scripts/export/convert.py converts a "
         "baseline to another attention variant"},
     {OF_TRAINING, "run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
         "stop after step N and save a checkpoint; the schedule still follows --steps"},
@@ -306,19 +308,19 @@ static const OptionRow option_rows[] = {
     {OF_TRAINING, "run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
     {OF_TRAINING, "run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
-        "validate every N steps; 0: only at the start and the end"},
+        EVERYDAY "validate every N steps; 0: only at the start and the end"},
     {OF_TRAINING, "run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
         "batches per validation"},
     {OF_TRAINING, "run", "eval-choices", OPTION_TEXT, OPTION_SAVED, FIELD(eval_choices), "'NAME=FILE ...'", NULL, NULL,
         NULL, "multiple-choice tasks to score with validations and --eval; files of data/prepare_choices.py or llm.c"},
     {OF_BOTH, "run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
-        "print generated text every N steps; 0: never"},
+        EVERYDAY "print generated text every N steps; 0: never"},
     {OF_TRAINING, "run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
         "log statistics of each layer to log.jsonl at step 1 and every N steps; 0: never"},
     {OF_BOTH, "run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
         "activation recomputation in the backward: 0 none, 1 norms and MLP activations, 2 whole blocks"},
     {OF_TRAINING, "run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]",
-        NULL, "CPU threads, at most the number of cores available to the process"},
+        NULL, EVERYDAY "CPU threads; at most the number of cores available to the process"},
     {OF_TRAINING, "run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
         "refuse to start if this machine or the GPU has too little memory available for the run"},
     {OF_BOTH, "run", "matmul-dtype", OPTION_CHOICE, OPTION_SAVED, FIELD(matmul_dtype), "TYPE", "fp32", NULL,
@@ -345,41 +347,42 @@ static const OptionRow option_rows[] = {
         "0", "[0, 1e15]", NULL, "every N steps and before checkpoints, compare all ranks' state bit for bit; 0: never"},
 
     {OF_PREDICTION, "prediction", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
-        "required: the GPU, such as H200, A100 or 'RTX 5090'"},
+        EVERYDAY "required: the GPU, such as H200, A100 or 'RTX 5090'"},
     {OF_PREDICTION, "prediction", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", "(1)", "[1, 65536]", NULL,
-        "number of ranks, each with a GPU"},
+        EVERYDAY "number of ranks, each with a GPU"},
     {OF_PREDICTION, "prediction", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", "(as assumed)",
-        "(0, inf)", NULL, "with --ranks: ranks send X GB/s, per direction"},
+        "(0, inf)", NULL, EVERYDAY "with --ranks: ranks send X GB/s, per direction"},
     {OF_PREDICTION, "prediction", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(prediction_out), "FILE", NULL, NULL, NULL,
-        "write the prediction as JSON"},
+        EVERYDAY "write the prediction as JSON"},
 
     {OF_TRAINER, "modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "run one forward and backward, and write the loss and all gradients as safetensors"},
     {OF_TRAINER, "modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL,
-        "generate N tokens, or fewer: up to the token that separates documents, if it is known"},
+        EVERYDAY "generate N tokens; ends earlier at the token that separates documents, if it is known"},
     {OF_TRAINING, "modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
-        "text to continue; the separator is prepended if it is known"},
+        EVERYDAY "text to continue; the separator is prepended if it is known"},
     {OF_TRAINING, "modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL,
         NULL, "token IDs to continue; nothing is prepended"},
     {OF_TRAINER, "modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
         "with --generate: continue each prompt of FILE (- for stdin, line by line as it arrives), a text on each line "
         "or JSON lines, --batch-size at a time; print JSON lines"},
     {OF_TRAINER, "modes", "interactive", OPTION_BOOL, OPTION_LOCAL, FIELD(interactive), NULL, "no", NULL, NULL,
-        "continue each line of stdin, by up to --generate tokens (default here: 256), and print the text as it is "
-        "generated; an empty line continues the last text, Ctrl-C ends a continuation, Ctrl-D the program"},
+        EVERYDAY "continue the lines that you type, or of stdin; by up to --generate tokens (default here: 256), printed "
+        "as they are generated; an empty line continues the last text, Ctrl-C ends a continuation, Ctrl-D the program"},
     {OF_TRAINING, "modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
     {OF_TRAINING, "modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
         "sample from the K most likely tokens; 0: from all"},
     {OF_TRAINER, "modes", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
-        "print the validation loss, the loss by position, associative recall and attention statistics"},
+        EVERYDAY "print the validation loss; also the loss by position, associative recall and attention statistics"},
     {OF_TRAINER, "modes", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
         "with --eval: write the results as JSON"},
     {OF_TRAINER, "modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
-        "print parameters, memory and FLOPs"},
+        EVERYDAY "print parameters, memory and FLOPs"},
     {OF_TRAINER, "modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
         "with --dry-run: report for one of W ranks"},
-    {OF_BOTH, "modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this help"},
+    {OF_BOTH, "modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, "[WORD]", NULL, NULL, NULL,
+        EVERYDAY "options about WORD: an option, a section or any text; all: all options; no WORD: those of every day"},
     {OF_BOTH, "modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL,
         "print version and source revision"}, };
 #undef FIELD
@@ -404,7 +407,7 @@ static const Program this_program = {
 static const Program this_program = {"train_diffv2",
                                      "",
                                      "Pretrains the Differential Transformer V2 and the models it is compared with.",
-                                     "; 3 stopped by a signal, and no step is lost",
+                                     "; 3 stopped by a signal, no step is lost",
                                      OF_PREDICTION,
                                      OF_PREDICTION};
 #endif

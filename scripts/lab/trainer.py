@@ -30,7 +30,7 @@ class Trainer:
         if not os.access(self.path, os.X_OK):
             raise TrainerError(f"{path}: no such program; build it with 'make {self.path.name}', or specify --trainer")
         try:
-            done = subprocess.run([self.path, "--help"], capture_output=True, text=True, errors="replace")
+            done = subprocess.run([self.path, "--help", "all"], capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise TrainerError(f"{path}: {error.strerror}") from None
         self.options = plans.parse_help(done.stdout)
