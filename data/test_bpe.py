@@ -4,7 +4,6 @@ import filecmp
 import json
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -122,20 +121,6 @@ def test_the_corpus_has_every_byte_of_the_text(tmp_path):
     assert separator == 0 and len(tokens) == 600
     found = [b"".join(tokens[token] for token in document) for document in documents_of(out)]
     assert not [i for i, pair in enumerate(zip(found, documents, strict=True)) if pair[0] != pair[1]]
-
-
-def test_the_comparison_with_nanogpt_trains_on_the_same_text(tmp_path):
-    sys.path.insert(0, str(ROOT / "dev/bench"))
-    import nanogpt
-
-    for name, options in ("bytes", ""), ("bpe", "--bpe 600"):
-        text = tmp_path / "text"
-        text.write_text("\f".join(f"{n} Sätze. " * 20 for n in range(50)), encoding="utf-8")
-        run(CONVERTER, "--val-fraction 0.2 --delimiter '\\f' --out", tmp_path / name, options, text).done()
-        about = read_json(tmp_path / name / "corpus.json")
-        parts = [nanogpt.read_text(tmp_path / name, about, split) for split in ("train", "val")]
-        assert sorted("\n".join(parts).split("\n")) == sorted(text.read_text(encoding="utf-8").split("\f"))
-        assert len(parts[1].encode()) == about["val_text_bytes"] + parts[1].count("\n") > 1000
 
 
 def test_the_table_is_that_of_token_table(tmp_path):

@@ -1,7 +1,7 @@
 /*
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
-  build/bench [--filter WORD] [--rounds N] [--threads N] [--matmul-dtype TYPE] [--turns CASE]
+  build/bench [--filter WORD] [--rounds N] [--threads N] [--matmul-dtype TYPE]
               [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
               [--window W] [--full-every K] [--yoco] [--qk-norm] [--shared-experts S] [--dense-layers N] [--doc-mask]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, ...)
@@ -14,8 +14,6 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
               of the tables decode and prefill: the shape (small), the batch (1 and 8), the longest
               context (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt
               of twice its length is measured too (20 s); there --window is the window of YOCO (512)
-    --turns   no tables: one step of CASE, PRESET,ATTENTION,KV_HEADS,B,T, for each line on stdin; prints its
-              milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
             program names: a write that misses the cache also reads, which no mix counts.
@@ -152,7 +150,6 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--filter") == 0 && value[0]) bench.filter = value;
         else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
-        else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
         else if (strcmp(argv[i], "--preset") == 0 && value[0]) bench.preset = value;
         else if (strcmp(argv[i], "--batch") == 0 && (number == 1 || number == 8)) bench.batch = number;
         else if (strcmp(argv[i], "--longest") == 0 && number >= DECODE_SHORTEST) bench.longest = number;
@@ -161,21 +158,13 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--matmul-dtype") == 0 && find_gemm(value)) continue;
         else {
             warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] "
-                 "[--matmul-dtype fp32|bf16|fp8] [--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] "
+                 "[--matmul-dtype fp32|bf16|fp8] [--preset NAME] [--batch 1|8] [--longest N] "
                  "[--memory GIB] [--window W] [--full-every K] [--yoco]",
                  argv[i], value);
             return EXIT_USAGE;
         }
     }
     omp_set_num_threads(bench.threads);
-    if (bench.turns) {
-        char preset[32], attention[32];
-        int NKV, B, T;
-        CHECK(sscanf(bench.turns, "%31[^,],%31[^,],%d,%d,%d", preset, attention, &NKV, &B, &T) == 5 && B > 0 && T > 0,
-              "--turns %s: expected PRESET,ATTENTION,KV_HEADS (0: the preset's),B,T", bench.turns);
-        bench_turns(preset, attention, NKV, B, T);
-        return 0;
-    }
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
     printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), source_revision(),
            bench.rounds);

@@ -217,6 +217,21 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     }
 }
 
+// One step for each line on stdin; prints its milliseconds.
+static void bench_turns(const char *preset, const char *attention, int NKV, int B, int T) {
+    BenchModel b;
+    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
+    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
+           training_flops(&b.model.plan, B, T));
+    fflush(stdout);
+    for (int c; (c = getchar()) != EOF;)
+        if (c == '\n') {
+            printf("%.3f\n", 1e3 * bench_step(&b, NULL));
+            fflush(stdout);
+        }
+    bench_close(&b);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Profile
 

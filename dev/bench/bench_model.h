@@ -172,18 +172,3 @@ static double bench_step(BenchModel *b, double part[3]) {
     if (part) part[0] = forward - start, part[1] = backward - forward, part[2] = end - backward;
     return end - start;
 }
-
-// One step for each line on stdin; prints its milliseconds. Programs that are compared run in turns (bench_peers.py).
-static void bench_turns(const char *preset, const char *attention, int NKV, int B, int T) {
-    BenchModel b;
-    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
-    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
-           training_flops(&b.model.plan, B, T));
-    fflush(stdout);
-    for (int c; (c = getchar()) != EOF;)
-        if (c == '\n') {
-            printf("%.3f\n", 1e3 * bench_step(&b, NULL));
-            fflush(stdout);
-        }
-    bench_close(&b);
-}

@@ -11,14 +11,13 @@ enum { PROBE_COUNT = 32 << 20 }; // elements of a probe array: 128 MiB, beyond a
 static struct {
     const char *filter;
     int rounds, threads;
-    const char *turns;
     float *probe[3];
     float sink; // keeps reads from being optimized away
     // of bench_decode.h
     const char *preset;
     int batch, longest; // batch 0: 1 and 8
     double memory, seconds;
-} bench = {"", 7, 0, NULL, {NULL}, 0, "small", 0, 65536, 4.0 * (1 << 30), 20};
+} bench = {"", 7, 0, {NULL}, 0, "small", 0, 65536, 4.0 * (1 << 30), 20};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
 

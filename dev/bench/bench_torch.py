@@ -1,12 +1,12 @@
 """The model of train_diffv2.c in plain PyTorch, for comparisons of speed: baseline and diff_v2.
 
-Prints a line about itself, then runs one optimizer step for each line on stdin and prints its milliseconds (see
-dev/bench/bench_peers.py and dev/gpu_check.sh). It uses scaled_dot_product_attention, cross_entropy and fused AdamW of
-PyTorch, and random tokens. The first step compiles. At the end it prints the peak of CUDA's memory to stderr.
+Prints a line about itself, then runs one optimizer step for each line on stdin and prints its milliseconds, for
+dev/gpu_check.sh. It uses scaled_dot_product_attention, cross_entropy and fused AdamW of PyTorch, and random tokens. The
+first step compiles. At the end it prints the peak of CUDA's memory to stderr.
 
-Usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile] [--bf16]
+Usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--compile]
     KV_HEADS 0: the preset's
-    cpu        fp32; with --bf16 fp32 weights, moments and gradients, autocast to bf16
+    cpu        fp32
     cuda       the usual mixed precision: fp32 weights, moments and gradients, autocast to bf16, residual stream in
                bf16; TF32 for the rest. Attention with grouped key/value heads by cuDNN or flash attention: the one
                that is faster for a layer of this shape
@@ -150,9 +150,7 @@ def parse_arguments():
     for name in ("kv_heads", "B", "T"):
         parser.add_argument(name, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--bf16", action="store_true")
     return parser.parse_args()
 
 
@@ -161,8 +159,6 @@ def main():
     cuda = o.device == "cuda"
     if cuda and not torch.cuda.is_available():
         sys.exit("bench_torch.py: PyTorch finds no GPU")
-    if o.threads:
-        torch.set_num_threads(o.threads)
     torch.manual_seed(1)
     if cuda:
         torch.set_float32_matmul_precision("high")
@@ -181,7 +177,7 @@ def main():
     for _ in sys.stdin:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(o.device, torch.bfloat16) if cuda or o.bf16 else contextlib.nullcontext():
+        with torch.autocast(o.device, torch.bfloat16) if cuda else contextlib.nullcontext():
             loss = model(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""The model in PyTorch with which dev/bench/bench_peers.py and dev/gpu_check.sh compare speed, on the CPU."""
+"""The model in PyTorch with which dev/gpu_check.sh compares speed, on the CPU."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ def test_lines(preset, attention, steps):
     """the first line has the number of parameters that the trainer reports; then one step runs for each line"""
     trainer = [os.environ.get("TRAIN_DIFFV2", "build/train_diffv2"), "--preset", preset, "--attention", attention]
     dry_run = subprocess.run([*trainer, "--dry-run"], stdout=subprocess.PIPE, text=True, check=True)
-    command = [sys.executable, SCRIPT, preset, attention, "0", "1", "16", "--threads", "1"]
+    command = [sys.executable, SCRIPT, preset, attention, "0", "1", "16"]
     done = subprocess.run(command, input="\n" * steps, stdout=subprocess.PIPE, text=True, check=True)
     about, *times = done.stdout.splitlines()
     total = re.search(r"^  total +(\d+)$", dry_run.stdout, re.M)[1]
