@@ -7,7 +7,6 @@ predicted_plan and predict_step.
   predict_step(plan, options, change)       Prediction (prediction_types.h)
   prediction_summary(prediction)            share of the peak, tokens/s, what limits the speed
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
-  predict_times(plan, options)              the same of the step's time alone, for a plan as the options have it
 */
 #pragma once
 #include "prediction_types.h"
@@ -55,18 +54,4 @@ static inline PredictedRange predict_range(const ModelPlan *plan, const Options 
 static inline void predicted_plan_like(ModelPlan *plan, const ModelPlan *like, int zero, const Options *options) {
     predicted_plan(plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, plan_ranks(like), zero,
                    options);
-}
-
-typedef struct {
-    double mean, fast, slow; // milliseconds
-} StepTimes;
-
-// Predicts the times of training the model of `like` on options->device, with the options' --matmul-dtype,
-// --attention-kernel and --deterministic.
-static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
-    ModelPlan plan;
-    predicted_plan_like(&plan, like, like->sharding.level, options);
-    PredictedRange r = predict_range(&plan, options);
-    plan_free(&plan);
-    return (StepTimes){r.mean.step_ms, r.fast.step_ms, r.slow.step_ms};
 }

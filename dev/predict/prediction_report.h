@@ -154,27 +154,6 @@ static inline AttentionKernel predicted_backward(const Prediction *p) {
     return predicted_attention(p->device, p->options, key_set(plan, 0, 0, plan->B, plan->T, 0).shape, true);
 }
 
-// What the other value of an option would cost.
-static inline void print_prediction_alternatives(const Prediction *p) {
-    const ModelPlan *plan = p->plan;
-    const Options *o = p->options;
-    Options loose = *o, builtin = *o, bf16 = *o;
-    loose.deterministic = !o->deterministic, builtin.attention_kernel = SDPA_BUILTIN, bf16.matmul_dtype = GEMM_BF16;
-    if (predicted_backward(p) == BY_CUDNN) {
-        StepTimes t = predict_times(plan, &loose);
-        print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
-        printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
-        t = predict_times(plan, &builtin);
-        print_span("--attention-kernel builtin", t.fast, t.slow, 2);
-        printf(" ms, attention by the built-in kernels\n");
-    }
-    if (plan->fp8) {
-        StepTimes t = predict_times(plan, &bf16);
-        print_span("--matmul-dtype bf16", t.fast, t.slow, 2);
-        printf(" ms%s\n", t.mean < p->step_ms ? ": FP8 is slower for this model on this GPU" : "");
-    }
-}
-
 static inline double run_hours(const Prediction *p) { return (double)p->options->steps * p->step_ms / 3.6e6; }
 
 static inline void print_step(const ModelPlan *plan, const Options *o) {
@@ -208,7 +187,6 @@ static inline void print_step(const ModelPlan *plan, const Options *o) {
     printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", run_hours(&r.fast), run_hours(&r.slow));
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_ends(d);
-    print_prediction_alternatives(p);
     print_prediction_communication(&r);
     print_prediction_sensitivities(p);
 }
@@ -228,28 +206,8 @@ static inline void add_operations(cJSON *json, const Prediction *p) {
         cJSON_AddStringToObject(op, "name", p->ops[i].name);
         cJSON_AddStringToObject(op, "class", prediction_classes[p->ops[i].kind].name);
         cJSON_AddNumberToObject(op, "calls", p->ops[i].calls);
-        cJSON_AddNumberToObject(op, "flops", p->ops[i].flops);
-        cJSON_AddNumberToObject(op, "bytes", p->ops[i].bytes);
         cJSON_AddNumberToObject(op, "ms", p->ops[i].ms);
         cJSON_AddItemToArray(ops, op);
-    }
-}
-
-static inline void add_assumptions(cJSON *json, const Prediction *p) {
-    Sensitivity most[ASSUMPTION_COUNT];
-    prediction_sensitivities(p, most);
-    cJSON *assumed = cJSON_AddArrayToObject(json, "assumptions");
-    for (int i = 0; i < ASSUMPTION_COUNT; i++) {
-        const Assumption *a = &assumptions[most[i].assumption];
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "what", a->what);
-        cJSON_AddNumberToObject(item, "value", p->assumed[most[i].assumption]);
-        cJSON_AddNumberToObject(item, "fast", a->fast[p->device->generation]);
-        cJSON_AddNumberToObject(item, "slow", a->slow[p->device->generation]);
-        cJSON_AddStringToObject(item, "unit", a->unit);
-        cJSON_AddStringToObject(item, "source", a->source);
-        cJSON_AddNumberToObject(item, "ms_when_a_tenth_worse", most[i].ms);
-        cJSON_AddItemToArray(assumed, item);
     }
 }
 
@@ -260,9 +218,6 @@ static inline void add_times(cJSON *json, const Prediction *p) {
     cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
     cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
     cJSON_AddNumberToObject(json, "hours", run_hours(p));
-    cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
-    cJSON_AddNumberToObject(json, "communication_ms", p->reduce_ms + p->gather_ms);
-    cJSON_AddNumberToObject(json, "latency_ms", p->link_hops_ms + p->network_hops_ms);
     cJSON *classes = cJSON_AddObjectToObject(json, "classes");
     for (int i = 0; i < PREDICTION_CLASSES; i++)
         cJSON_AddNumberToObject(classes, prediction_classes[i].name, p->class_ms[i]);
@@ -275,20 +230,12 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "device", r.mean.device->name);
-    cJSON_AddStringToObject(json, "products", plan->fp8 ? "fp8" : "bf16");
-    cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
-    cJSON_AddNumberToObject(json, "active_parameters", (double)model_parameter_count(&plan->config, true));
-    cJSON_AddNumberToObject(json, "ranks", plan_ranks(plan));
-    cJSON_AddNumberToObject(json, "micro_steps", r.mean.micro_steps);
-    cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);
-    cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
     cJSON_AddNumberToObject(json, "memory_bytes", needs);
     cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(r.mean.device));
     add_times(json, &r.mean);
     add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast);
     add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow);
     add_operations(json, &r.mean);
-    add_assumptions(json, &r.mean);
     size_t size;
     char *text = json_text(json, &size);
     file_write_atomic(path, text, size);
