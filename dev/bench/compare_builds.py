@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """
-Compares the speed of two checkouts of this repository, in turns in one run: a step of the CPU trainer, its start, and
-make. Prints the medians of A and B, and the median of the ratios B / A of the rounds with the smallest and the largest.
+Compares the speed of two checkouts of this repository, in turns in one run: a step of the CPU trainer, and its start.
+Prints the medians of A and B, and the median of the ratios B / A of the rounds with the smallest and the largest.
 
-Usage: dev/bench/compare_builds.py A B [--rounds N] [--make]
+Usage: dev/bench/compare_builds.py A B [--rounds N]
   A, B       directories with build/train_diffv2
   --rounds   of each measurement (default: 7)
-  --make     also builds the trainer from scratch, once each, in build/compare, and then again without a change
 """
 
 import argparse
@@ -45,12 +44,6 @@ def step_ms(tree, directory, options):
     return min(r["ms"] for r in records if r["kind"] == "train")
 
 
-def make_ms(tree, _, kind):
-    if kind == "from scratch":
-        shutil.rmtree(tree / "build/compare", ignore_errors=True)
-    return run(["make", "-s", "-j1", "BUILD=build/compare", "build/compare/train_diffv2"], tree)
-
-
 def compare(name, measure, trees, directory, argument, rounds):
     turns = [[measure(tree, directory, argument) for tree in trees] for _ in range(rounds)]
     a, b = (statistics.median(turn[i] for turn in turns) for i in (0, 1))
@@ -62,7 +55,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs=2, type=lambda path: Path(path).resolve())
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--make", action="store_true")
     args = parser.parse_args()
     print(f"{'ms':24}{'A':>12}{'B':>12}{'B/A':>8}{'least':>8}{'most':>8}")
     with tempfile.TemporaryDirectory() as name:
@@ -73,9 +65,6 @@ def main():
         compare("start", run_ms, args.trees, directory, START, args.rounds)
         for options in ("--preset tiny", "--preset tiny --matmul-dtype bf16", "--preset moe-tiny"):
             compare(f"step, {options}", step_ms, args.trees, directory, options, args.rounds)
-        if args.make:
-            compare("make from scratch", make_ms, args.trees, directory, "from scratch", 1)
-            compare("make without a change", make_ms, args.trees, directory, "", args.rounds)
 
 
 if __name__ == "__main__":
