@@ -96,7 +96,7 @@ def test_the_name_of_results_is_that_of_the_device(tmp_path):
 def test_a_device_that_is_not_listed_has_no_prediction():
     rows, check = [], SimpleNamespace(device=lambda: None, store=SimpleNamespace(all={"device": "NVIDIA L4"}))
     findings = SimpleNamespace(fact=lambda what, value: rows.append((what, value)))
-    speed.beside_prediction(check, findings, "1.4b", [], {"outside": 1.0})
+    speed.beside_prediction(check, findings, "1.4b", [], [{"case": "outside", "measured": 1.0}])
     assert rows == [("1.4b: no prediction", "NVIDIA L4 is not listed")]
     whole = runner.Check.__new__(runner.Check)
     whole.pretend, whole.store = False, check.store

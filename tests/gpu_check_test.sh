@@ -108,7 +108,7 @@ state '{x["of"] for x in rows("models") if x["case"] != "forward" and x.get("uni
     len([x for x in rows("models", case="forward")]) == 8'
 ok "the results contain the published models without an update, and five models that train" $?
 state 'any(x["measured"] > 0 < x["expected"]
-    for x in rows("profile", case="block GEMMs + LM head", against="prediction"))
+    for x in rows("profile", case="linear_forward", against="prediction"))
     and len(rows("profile", case="step", against="prediction")) == 2 and
     {"copy by a kernel", "gemm"} <= {x["case"] for x in rows("rates")} and
     {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["case"] for x in rows("kernels", unit="ms")}' \

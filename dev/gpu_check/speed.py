@@ -111,17 +111,16 @@ def measure_profile(check, findings, case, sizes, options):
     rows, ended = findings.bench(180, *options, "profile", preset, attention, NKV, B, T)
     for row in rows:
         row["of"] = of
-    measured = {r["case"]: r["measured"] or 0 for r in rows}
-    step = measured.pop("step", 0)
-    if measured:
-        beside_prediction(check, findings, of, [*options_of(case, B), *options], measured)
+    if rows:
+        beside_prediction(check, findings, of, [*options_of(case, B), *options], rows)
     if ended:
-        share = 1 - measured["outside"] / step
+        measured = {r["case"]: r["measured"] or 0 for r in rows}
+        share = 1 - measured["outside"] / measured["step"]
         findings.check(f"the operations of {of} add up to the step", 0 < share < 1.05, f"{share:.1%}")
 
 
-def beside_prediction(check, findings, of, options, measured):
-    """Records the milliseconds of a step by class of work: predicted by predict_diffv2, and measured."""
+def beside_prediction(check, findings, of, options, rows):
+    """Adds the milliseconds that predict_diffv2 predicts to the rows of a step and of its operations."""
     if not check.device():
         findings.fact(f"{of}: no prediction", f"{check.store.all['device']} is not listed")
         return
@@ -130,7 +129,9 @@ def beside_prediction(check, findings, of, options, measured):
     except (RuntimeError, OSError) as error:
         findings.fact(f"{of}: no prediction", str(error)[:300])
         return
-    classes = [("step", expected["step_ms"], sum(measured.values())), *prediction.compare(expected, measured)]
-    for what, ms, own in classes:
-        row = {"of": of, "unit": "ms", "against": "prediction"}
-        findings.row(what, measured=own, expected=ms, ratio=ms / own if own else None, **row)
+    predicted = {"step": expected["step_ms"]}
+    for op in expected["operations"]:
+        predicted[op["name"]] = predicted.get(op["name"], 0) + op["ms"]
+    for row in rows:
+        ms, own = predicted.get(row["case"], 0), row["measured"]
+        row.update(expected=ms, against="prediction", ratio=ms / own if own else None)
