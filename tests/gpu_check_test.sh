@@ -77,7 +77,8 @@ fake crash <<'END'
 [ "$1" = --help ] || exit 139
 END
 fake sanitizer <<'END'
-case "$*" in *racecheck*rmsnorm*)
+case "$*" in
+*racecheck*"--error-exitcode 9 --target-processes all"*rmsnorm*)
     echo "========= Error: Race reported between Write access at x.cuh:3"
     exit 9
     ;;
@@ -251,58 +252,6 @@ COMPUTE_SANITIZER="$fakes/slow" check k --parts sanitizer
 state 'p["sanitizer"]["done"][-1] == "memcheck unaligned" and p["sanitizer"]["status"] == "failed"'
 ok "the next run repeats only the case that was stopped" $?
 
-# As compute-sanitizer follows processes: not into another program unless it is asked to. With PLANTED each process that
-# it follows to its end has a race.
-cc -shared -fPIC -o "$work/follow.so" -x c - <<'END' || exit 1
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-int execv(const char *path, char *const argv[]) {
-    if (strcmp(getenv("FOLLOWS"), "all") != 0) unsetenv("LD_PRELOAD");
-    return ((int (*)(const char *, char *const[]))dlsym(RTLD_NEXT, "execv"))(path, argv);
-}
-__attribute__((destructor)) static void end(void) { close(creat(getenv("FOLLOWED"), 0600)); }
-END
-fake follower <<END
-follows=application-only
-while :; do
-    case "\$1 \$2" in
-    "--tool memcheck" | "--tool racecheck" | "--tool synccheck" | "--tool initcheck") ;;
-    "--error-exitcode "[0-9]*) code=\$2 ;;
-    "--target-processes all" | "--target-processes application-only") follows=\$2 ;;
-    -*) echo "unrecognised option or argument '\$1 \$2'" && exit 1 ;;
-    *) break ;;
-    esac
-    shift 2
-done
-followed=$work/followed.\$\$ # several run at once
-echo "========= COMPUTE-SANITIZER"
-FOLLOWS=\$follows FOLLOWED="\$followed" LD_PRELOAD="$work/follow.so" "\$@" || exit 1
-if [ ! -e "\$followed" ]; then
-    echo "========= Error: Target application terminated before first instrumented API call"
-    echo "========= Tracking kernels launched by child processes requires the --target-processes all option."
-    exit 1
-elif [ "\$PLANTED" ]; then
-    echo "========= Error: Race reported between Write access at planted.cuh:3"
-    echo "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"
-    exit "\$code"
-fi
-echo "========= ERROR SUMMARY: 0 errors"
-END
-planted='Error: Race reported between Write access at planted.cuh:3'
-export COMPUTE_SANITIZER=$fakes/follower
-export -n OMP_WAIT_POLICY GOMP_SPINCOUNT KMP_BLOCKTIME # with these no program executes itself again
-short=(--parts sanitizer --minutes 0.5)
-LIMIT_SECONDS=25 check q "${short[@]}"
-! found "$status" FAIL && results 'ok   compute-sanitizer, memcheck unaligned' \
-    && LIMIT_SECONDS=25 PLANTED=yes check q "${short[@]}" --again \
-    && found 1 "FAIL compute-sanitizer, memcheck unaligned: $planted"
-ok "an error is found by the sanitizer in a program that executes itself again" $?
-unset COMPUTE_SANITIZER
-export OMP_WAIT_POLICY
 python3 -c 'import sys
 sys.path.insert(0, "dev/gpu_check")
 import operations as o

@@ -69,12 +69,13 @@ def sanitizer(check):
 
 
 def run_sanitizer(check, findings, tool, kind, word):
+    # the program executes itself again with other variables: the tool would lose it without --target-processes
     if check.left() < min(LEAST, check.most):
         raise check.out_of_time()  # the case would not finish
     stopped, options = None, ["--tool", kind, "--error-exitcode", "9", "--target-processes", "all"]
     command = [tool, *options, *check.program("TEST_DIFFV2CU"), "--one-process", word]
     try:
-        status, text = check.run(command, SANITIZER_LIMIT, reexecution_variables())
+        status, text = check.run(command, SANITIZER_LIMIT)
     except Unfinished as reason:
         status, text, stopped = None, reason.output, reason
     if re.search(r"Device not supported|not supported on this|Unable to (?:initialize|attach)", text):
@@ -87,11 +88,3 @@ def run_sanitizer(check, findings, tool, kind, word):
     summary = [line for line in lines if "SUMMARY" in line]
     note = "; ".join(found[:3] + summary[:1]) or last_line(text)
     findings.check(f"compute-sanitizer, {kind} {word}", status == 0 and summary and not found, note)
-
-
-def reexecution_variables():
-    """With these variables a program does not execute itself again, so that a tool does not lose it (environment.h)."""
-    table = (ROOT / "llmc/options/environment.h").read_text()
-    values = dict(re.findall(r'^    \{"(\w+)", "(\w+)", \w+,', table, re.MULTILINE))
-    values["OPENBLAS_CORETYPE"] = "Haswell"  # the program sets kernels for AVX-512 only on a CPU that has it
-    return {name: value for name, value in values.items() if name not in os.environ}

@@ -67,7 +67,7 @@ def find_tool(name):
 class Program:
     """A running program in a process group of its own. Its output is logged and collected line by line."""
 
-    def __init__(self, check, command, interactive=False, env=None):
+    def __init__(self, check, command, interactive=False):
         words = [str(w) for w in command]
         check.store.log.write(f"$ {shlex.join(words)}\n")
         self.check, self.lines, self.errors = check, [], []
@@ -80,7 +80,7 @@ class Program:
             text=True,
             errors="replace",
             cwd=ROOT,
-            env=check.environment(words, env),
+            env=check.environment(words),
             start_new_session=True,
             preexec_fn=kill_with_parent,
         )
@@ -223,8 +223,8 @@ class Check:
             raise Missing(f"{name}: {self.programs.unusable[name]}")
         return self.programs.commands[name]
 
-    def environment(self, words, more=None):
-        return {**os.environ, **self.threads, **self.programs.variables_of(words), **(more or {})}
+    def environment(self, words):
+        return {**os.environ, **self.threads, **self.programs.variables_of(words)}
 
     def corpus(self):
         """The corpus directory: the bundle's or corpus/; None if there is none."""
@@ -260,11 +260,11 @@ class Check:
         found = re.search(r"\b(A100|H100|H200|B200|L40S|RTX \d+)\b", self.store.all["device"] or "")
         return found[1] if found else "H200" if self.pretend else None
 
-    def run(self, command, limit=600, env=None):
+    def run(self, command, limit=600):
         """(exit status, output). Raises Unfinished at its limit, and OutOfTime at that of the part or the check."""
-        return self.run_all([command], limit, env)[0]
+        return self.run_all([command], limit)[0]
 
-    def run_all(self, commands, limit=600, env=None):
+    def run_all(self, commands, limit=600):
         """The same of programs that run concurrently."""
         limit = min(limit, self.most)
         ends = time.monotonic() + min(limit, self.left())
@@ -274,7 +274,7 @@ class Check:
         try:
             for command in commands:
                 try:
-                    programs.append(Program(self, command, env=env))
+                    programs.append(Program(self, command))
                 except OSError as error:
                     programs.append(f"cannot start {command[0]}: {error.strerror}")
                     self.store.log.write(f"{programs[-1]}\n")
