@@ -1,7 +1,7 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [WORDS]
+  test_diffv2cu [--seed N] [--shard I/N] [--one-process] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`.
   test_diffv2 --tier N [...]
       in dev/emulator, with N = 1 each case in one order of threads and copies, in turn by its number; with N = 2
@@ -9,11 +9,10 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
 
 Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
 GPU the inputs differ in every run; --seed repeats them. --shard I/N keeps every Nth case from number I (0 to N - 1) on:
-N programs at once run all cases, with the inputs that they have in one program. --after N leaves out the first N of
-these cases: it continues a run that was stopped after N lines, with equal inputs for an equal --seed. A case that ends
-its process, for example by a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all
-cases in one process, for debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what
-a case checks besides the numbers.
+N programs at once run all cases, with the inputs that they have in one program. A case that ends its process, for
+example by a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all cases in one
+process, for debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what a case
+checks besides the numbers.
 */
 // Small, so that a case of few elements takes several rounds, the last of them partial. test_trainer.cu includes this
 // file and defines CASE_SIZE: its trainer has the usual sizes.
@@ -227,17 +226,6 @@ static void keep_shard(const char *shard) {
     chosen.cases.resize(kept), chosen.places.resize(kept);
 }
 
-// Leaves out the first cases. The others keep their inputs.
-static void leave_out(const char *count) {
-    char *end;
-    unsigned long n = strtoul(count, &end, 10);
-    CHECK(*count >= '0' && *count <= '9' && !*end && n < chosen.cases.size(),
-          "--after '%s': expected a number of cases to leave out, fewer than the %zu chosen ones", count,
-          chosen.cases.size());
-    chosen.cases.erase(chosen.cases.begin(), chosen.cases.begin() + (ptrdiff_t)n);
-    chosen.places.erase(chosen.places.begin(), chosen.places.begin() + (ptrdiff_t)n);
-}
-
 int main(int argc, char **argv) {
     environment_reexecute(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -248,18 +236,16 @@ int main(int argc, char **argv) {
 #endif
     test_read_tier(&argc, &argv);
     bool one_process = false;
-    const char *shard = "0/1", *after = "0";
+    const char *shard = "0/1";
     for (; argc > 1 && strncmp(argv[1], "--", 2) == 0; argc--, argv++) {
         if (strcmp(argv[1], "--one-process") == 0) one_process = true;
         else if (strcmp(argv[1], "--seed") == 0 && argc > 2) chosen.seed = strtoull(argv[2], NULL, 10), argc--, argv++;
         else if (strcmp(argv[1], "--shard") == 0 && argc > 2) shard = argv[2], argc--, argv++;
-        else if (strcmp(argv[1], "--after") == 0 && argc > 2) after = argv[2], argc--, argv++;
         else break;
     }
     std::vector<Case> table = all_cases();
     choose_cases(table, argc - 1, argv + 1);
     keep_shard(shard);
-    leave_out(after);
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};
     const IsolatedCases isolated = {(int)chosen.cases.size(), CASE_SECONDS, device_start, run_case, describe_case};

@@ -6,7 +6,6 @@ Requires build/oncpu/test_diffv2 and build/oncpu/bench_cuda.
 import json
 import pathlib
 import re
-import signal
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -25,29 +24,11 @@ def case_lines(text):
     ]
 
 
-def test_operations_continue_where_they_were_stopped():
-    """each case prints one complete line, and --after continues a program that was stopped"""
-    whole = run(TEST, *CASES)
-    lines = case_lines(whole.stdout)
-    assert whole.returncode == 0 and len(lines) > 8 and whole.stdout.endswith(f"{len(lines)} passed, 0 failed\n")
-    with subprocess.Popen([TEST, *CASES], cwd=ROOT, stdout=subprocess.PIPE, text=True) as stopped:
-        begin = [stopped.stdout.readline() for _ in range(4)]
-        stopped.send_signal(signal.SIGTERM)
-        text = "".join(begin) + stopped.stdout.read()
-    done = case_lines(text)
-    assert stopped.returncode == -signal.SIGTERM and text.endswith("\n") and 3 <= len(done) < len(lines)
-    rest = run(TEST, "--after", str(len(done)), *CASES)
-    assert rest.returncode == 0 and done + case_lines(rest.stdout) == lines
-    assert rest.stdout.endswith(f"{len(lines) - len(done)} passed, 0 failed\n")
-
-
 def test_shards_have_all_cases():
-    """the cases of all shards are those of one program, and a shard continues after its last case"""
+    """the cases of all shards are those of one program"""
     whole = case_lines(run(TEST, *CASES).stdout)
     shards = [case_lines(run(TEST, "--shard", f"{i}/3", *CASES).stdout) for i in range(3)]
     assert all(shards) and sorted(sum(shards, [])) == sorted(whole)
-    rest = run(TEST, "--after", "1", "--shard", "2/3", *CASES)
-    assert rest.returncode == 0 and case_lines(rest.stdout) == shards[2][1:]
 
 
 def bench(*options):

@@ -18,9 +18,8 @@ Parts, in the order in which they run:
     kernels      the time of each operation, and its share of the rate of a copy or of a product
 The first pass gives each part the seconds of PARTS: all parts in ten minutes. A part at its limit is unfinished, which
 is no failure: the second pass continues it. After an interruption the same command continues: finished parts are not
-repeated, unfinished ones continue after their last case, test programs after their last test. --out holds results.txt,
-results.json and log.txt, which are written after every case. A check of a device also writes the first two as
-results/gpu-DEVICE-DATE.txt and .json.
+repeated, unfinished ones continue after their last case. --out holds results.txt, results.json and log.txt, which are
+written after every case. A check of a device also writes the first two as results/gpu-DEVICE-DATE.txt and .json.
 
 Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
 TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2, PREDICT_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
@@ -35,6 +34,7 @@ import subprocess
 import sys
 import time
 import traceback
+from itertools import zip_longest
 from pathlib import Path
 
 import attention
@@ -51,8 +51,9 @@ from runner import Check, Part, Skip, Unfinished
 
 
 def correctness(check):
-    yield from operations.operations(check)
-    yield from gradients.gradients(check)
+    """Both kinds of cases in turn, so that both have begun when time is short."""
+    for cases in zip_longest(operations.operations(check), gradients.gradients(check)):
+        yield from filter(None, cases)
 
 
 AT_ONCE = 16  # at most: GPU memory of 16 programs, and no more of their contexts on one device

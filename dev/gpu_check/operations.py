@@ -4,10 +4,9 @@ compute-sanitizer. The test program chooses the entries of tests/operations/cata
 import os
 import re
 
-from programs import ROOT
 from runner import Skip, Unfinished, find_tool, last_line
 
-SHARDS = (("bf16", "TEST_DIFFV2CU", 0.6), ("fp32", "TEST_DIFFV2CU_FP32", 0.1))  # programs per core
+SHARDS = (("bf16", "TEST_DIFFV2CU", 48), ("fp32", "TEST_DIFFV2CU_FP32", 8))  # a shard that is stopped is repeated
 LIMIT = 400  # seconds of a shard
 # Races of the operations with shared memory; memory of small cases, first those at unaligned addresses
 RACES = """expert_linear attention_decode rmsnorm attention expert_gather expert_group expert_swiglu router head_norm
@@ -18,19 +17,19 @@ SANITIZER_LIMIT, LEAST = 240, 20  # seconds of a case; with less time left, none
 
 
 def operations(check):
-    """The cases of the test programs, in shards that run at once."""
+    """The cases of the test programs, in shards."""
     words = ["rope"] if check.pretend else []  # the CPU runs every thread of every block: one operation is enough
-    for build, program, share in SHARDS:
-        count = max(2, int(share * check.workers))
+    for build, program, count in SHARDS:
+        count = 2 if check.pretend else count
         for i in range(count):
             yield f"{build} {i + 1}/{count}", run_tests, build, program, ["--shard", f"{i}/{count}", *words]
 
 
 def run_tests(check, findings, build, program, words):
-    """What a program had found before it was stopped is recorded, and it continues after its last test."""
-    skipped, stopped = ["--after", findings.at] if findings.at else [], None
+    """The failures that a program had found before it was stopped are recorded."""
+    stopped = None
     try:
-        status, text = check.run([*check.program(program), *skipped, *words], LIMIT)
+        status, text = check.run([*check.program(program), *words], LIMIT)
     except Unfinished as reason:
         status, text, stopped = None, reason.output, reason
     shard = f"{build} {words[1]}"
@@ -38,7 +37,6 @@ def run_tests(check, findings, build, program, words):
         findings.check(f"operations, {shard}", False, failure)
     ran = len(re.findall("^(?:ok  |FAIL|skip) ", text, re.MULTILINE))
     if stopped:
-        findings.at += ran
         findings.fact(f"operations, {shard}: {ran} tests before the time limit", last_line(text))
         raise stopped
     found = re.search(r"^(\d+) passed, (\d+) failed(, \d+ skipped)?$", last_line(text))
@@ -69,9 +67,9 @@ def sanitizer(check):
 
 
 def run_sanitizer(check, findings, tool, kind, word):
-    # the program executes itself again with other variables: the tool would lose it without --target-processes
     if check.left() < min(LEAST, check.most):
         raise check.out_of_time()  # the case would not finish
+    # the program executes itself again with other variables: the tool would lose it without --target-processes
     stopped, options = None, ["--tool", kind, "--error-exitcode", "9", "--target-processes", "all"]
     command = [tool, *options, *check.program("TEST_DIFFV2CU"), "--one-process", word]
     try:

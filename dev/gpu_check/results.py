@@ -2,12 +2,12 @@
 (the same as tables) and log.txt (the output of all programs).
 
     {"format": 3, "commit": C, "sources": DIGEST, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X,
-     "why": TEXT, "done": [CASE, ...], "at": {CASE: N, ...}, "rows": [ROW, ...]}}}
+     "why": TEXT, "done": [CASE, ...], "rows": [ROW, ...]}}}
 
 `sources` is the digest of the files that programs are compiled from (programs.py): results continue at any commit that
 has the same. The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in
-`done`; a test program in `at`, after the first N tests. Every finding is a row, in one format for all parts and for the
-lines of bench_cuda. A key that has no value may be missing:
+`done`. Every finding is a row, in one format for all parts and for the lines of bench_cuda. A key that has no value may
+be missing:
 
     verdict             ok or FAIL of a check; reached or missed of a target: a missed target is not a defect
     case, of            what was checked or measured, and the model or the shape
@@ -67,7 +67,7 @@ class Store:
         self.log = open(folder / "log.txt", "a", buffering=1, errors="replace")
 
     def part(self, name):
-        new = {"status": "unfinished", "seconds": 0, "why": "", "done": [], "at": {}, "rows": []}
+        new = {"status": "unfinished", "seconds": 0, "why": "", "done": [], "rows": []}
         return self.all["parts"].setdefault(name, new)
 
     def forget(self, name):

@@ -314,9 +314,8 @@ def options_of(case, B):
 class Findings:
     """The rows of a case."""
 
-    def __init__(self, check, at):
+    def __init__(self, check):
         self.check_, self.rows = check, []
-        self.at = at  # how many tests of a test program have run; its case continues after them
 
     def row(self, case, verdict="", note="", **values):
         self.rows.append({"verdict": verdict, "case": case, **values, "note": note})
@@ -384,7 +383,7 @@ class Part:
     def run_case(self, case):
         """Why the case did not end; '' if it did. One that has failed before its time limit is not repeated."""
         name, function, *arguments = case
-        findings, why = Findings(self.check, self.state["at"].get(name, 0)), self.stopped
+        findings, why = Findings(self.check), self.stopped
         if why:
             return why
         try:
@@ -400,10 +399,7 @@ class Part:
         if self.check.closing:
             return "interrupted"
         with self.check.store.lock:
-            if findings.at > self.state["at"].get(name, 0):
-                self.state["at"][name] = findings.at
-                self.state["rows"] += findings.rows
-            elif failed(findings.rows) or not why:
+            if failed(findings.rows) or not why:
                 self.state["rows"] += findings.rows
                 self.state["done"].append(name)
             self.check.store.save()
