@@ -48,10 +48,15 @@ def rows(part, **values):
 sys.exit(not eval(f"({sys.argv[2]})"))' "$folder" "$1"
 }
 
-# a bundle without what only a build requires
 bundle=(--bundle "$work/bundle")
-mkdir -p "$work/bundle/corpus"
+mkdir -p "$work/bundle/corpus" "$work/bundle/bin/fp32" "$work/bundle/bin/oncpu" "$work/bundle/lib"
+for p in oncpu/test_trainer oncpu/test_diffv2 oncpu/bench_cuda train_diffv2 predict_diffv2; do
+    ln -s "$here/build/$p" "$work/bundle/bin/$p"
+done
+ln -s "$here/build/fp32/oncpu" "$work/bundle/bin/fp32/oncpu"
 echo "a folder of this test" >"$work/bundle/CONTENTS"
+git describe --always --dirty >"$work/bundle/revision" 2>/dev/null || echo unknown >"$work/bundle/revision"
+python3 dev/gpu_check/programs.py >"$work/bundle/sources"
 for i in $(seq 2000); do echo "the quick brown fox jumps over the lazy dog $((i % 10))"; done >"$work/text"
 build/text_to_shards --out "$work/bundle/corpus" "$work/text" >/dev/null || exit 1
 
@@ -286,66 +291,43 @@ check g --parts rates
 found 1 'has an invalid format' && one_line
 ok "a truncated results.json causes a one-line error" $?
 
-# a copy of the sources without git and without programs, as on a rented machine; make links the programs of this tree
+# a copy of the check without git and without programs, as on a rented machine; make links the programs of this tree
 tree=$work/tree
-mkdir -p "$tree/dev" "$tree/scripts"
+mkdir -p "$tree/dev"
 cp -r dev/gpu_check dev/gpu_check.sh "$tree/dev"
-git describe --always --dirty >"$work/bundle/revision" 2>/dev/null || echo unknown >"$work/bundle/revision"
 fake make <<END
 mkdir -p build/fp32
 for p in oncpu fp32/oncpu train_diffv2 predict_diffv2; do ln -sfn "$here/build/\$p" "build/\$p"; done
 echo "made \$*" >>"$work/made"
 END
-rented() { # arguments...: the check in that copy
-    folder=$work/h
+rented() { # directory of the results, arguments...: the check in that copy
+    folder=$work/$1
     : >"$work/made"
-    (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$folder" "${bundle[@]}" "$@") \
-        >"$work/output" 2>&1
+    (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$folder" "${@:2}") >"$work/output" 2>&1
     status=$?
 }
-rented --parts rates
-found 0 'rates: passed' && [ "$(grep -c "made -k" "$work/made")" = 2 ] \
-    && grep -q "fp32/oncpu/test_diffv2" "$work/made" \
-    && state 'r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
-ok "without a bundle's programs all are built first; without git the commit is the bundle's" $?
-
-# a bundle with the programs
-digest() { python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"; }
-rm -rf "$tree/build" "$work/h"
-mkdir -p "$work/bundle/bin/fp32" "$work/bundle/bin/oncpu" "$work/bundle/lib"
-for p in oncpu/test_trainer oncpu/test_diffv2 oncpu/bench_cuda train_diffv2 predict_diffv2; do
-    ln -sfn "$here/build/$p" "$work/bundle/bin/$p"
-done
-ln -sfn "$here/build/fp32/oncpu" "$work/bundle/bin/fp32/oncpu"
-digest
-rented --parts rates
-found 0 'ok   BENCH_CUDA starts' && [ ! -s "$work/made" ] \
-    && grep -q "bundle/bin/oncpu/bench_cuda --tiny facts" "$folder/log.txt"
-ok "programs of the bundle are used, and nothing is built" $?
-ln -sf "$fakes/other_machine" "$work/bundle/bin/oncpu/test_trainer"
+rented h --parts rates
+found 0 'rates: passed' && [ "$(grep -c "made -k" "$work/made")" = 2 ] && grep -q "fp32/oncpu/test_diffv2" "$work/made"
+ok "without a bundle all programs are built first" $?
 fake other_machine <<'END'
 echo "x: error while loading shared libraries: libcudnn.so.9: cannot open shared object file" && exit 127
 END
-rented --parts rates,train
-order=$(grep -E -m 1 -o 'the fp32 build trains|ok   TRAIN_DIFFV2CU starts' "$work/output")
-found 0 'rates: passed' 'ok   TRAIN_DIFFV2CU starts' 'train: passed' && [ "$order" = 'the fp32 build trains' ] \
-    && results 'TRAIN_DIFFV2CU of the bundle is not used.*libcudnn' \
-    && [ "$(grep -o 'build/[^ ]*$' "$work/made")" = build/oncpu/test_trainer ]
-ok "only a program that cannot start is built, after everything else; then its cases run" $?
+ln -sf "$fakes/other_machine" "$work/bundle/bin/oncpu/test_trainer"
+rented j "${bundle[@]}" --parts rates,train
+found 1 'FAIL TRAIN_DIFFV2CU starts: cannot start: .*libcudnn' 'rates: passed' 'the fp32 build trains' \
+    'train: unfinished: TRAIN_DIFFV2CU: cannot start' && [ ! -s "$work/made" ] \
+    && grep -q "bundle/bin/oncpu/bench_cuda --tiny facts" "$folder/log.txt" \
+    && state 'r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
+ok "the programs and the commit are the bundle's; one that cannot start prevents only what requires it" $?
 fake make <<'END'
 echo "x.cu(3): error: this is no CUDA"
 exit 2
 END
 rm -rf "$tree/build"
-rented --parts rates,train --again
+rented n --parts rates
 found 1 'FAIL make .*build/oncpu/test_trainer: x.cu(3): error: this is no CUDA' \
-    'FAIL TRAIN_DIFFV2CU starts: cannot start' \
-    'rates: passed' 'train: unfinished: TRAIN_DIFFV2CU: cannot start'
+    'FAIL BENCH_CUDA starts: cannot start' 'rates: unfinished: BENCH_CUDA: cannot start'
 ok "a failed build is reported with its reason and the parts that it prevents" $?
-echo 0 >"$work/bundle/sources"
-rented --parts rates --again
-found 1 'FAIL make' && results 'programs of the bundle are not used: compiled from other sources'
-ok "programs that were built from other sources are not used" $?
 fake make <<END
 echo "made \$*" >>"$work/made"
 exec sleep 60
@@ -391,7 +373,7 @@ case "$*" in
 *) echo "1 passed, 0 failed" ;;
 esac
 END
-python3 "$packed/project/dev/gpu_check/programs.py" >"$packed/sources"
+cp "$work/bundle/sources" "$packed"
 echo 90 >"$packed/archs"
 tar -C "$work/packed" -czf "$short/check.tar.gz" diffv2_short
 fake nvidia-smi <<END

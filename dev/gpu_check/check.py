@@ -45,7 +45,7 @@ import operations
 import peer
 import speed
 import train
-from programs import ROOT, sources_digest
+from programs import ROOT, sources_of
 from results import Store, Refused, failed
 from runner import Check, Part, Skip, Unfinished
 
@@ -123,7 +123,6 @@ def parse_arguments():
         help="the programs and the corpus that dev/gpu_check/short.sh unpacks on a rented machine",
     )
     parser.add_argument("--parts", help="run only these parts, separated by commas")
-    parser.add_argument("--again", action="store_true", help="repeat finished parts")
     parser.add_argument("--minutes", type=float, default=0, help="end within this time (default: no limit)")
     parser.add_argument(
         "--pretend",
@@ -160,12 +159,12 @@ def run_parts(check):
     store, options = check.store, check.options
     todo = [n for n in PARTS if n == "machine" or n in options.parts]
     for name in todo:
-        if name == "machine" or options.again:
+        if name == "machine":
             store.forget(name)
         store.part(name)["why"] = ""
     finished = lambda name: store.part(name)["status"] in ("passed", "failed")
     # without a bundle the programs are built first, however long it takes
-    seconds = lambda name: NO_LIMIT if name == "machine" and not check.programs.compiled else PARTS[name][2]
+    seconds = lambda name: NO_LIMIT if name == "machine" and not check.bundle else PARTS[name][2]
     for name, cap in [*((n, seconds(n)) for n in todo), *((n, NO_LIMIT) for n in todo)]:
         if finished(name) or (cap is NO_LIMIT and store.part(name)["status"] == "skipped"):
             continue
@@ -182,7 +181,7 @@ def main():
     options = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # programs are ended first
     try:
-        store = Store(options.out, commit_of(options.bundle), sources_digest(), list(PARTS))
+        store = Store(options.out, commit_of(options.bundle), sources_of(options.bundle), list(PARTS))
         check = Check(options, store)
         parts = run_parts(check)
     except (Refused, OSError) as error:

@@ -7,7 +7,7 @@ import re
 import shutil
 
 from results import Refused
-from runner import Missing, find_tool
+from runner import find_tool
 
 
 def machine(check):
@@ -16,8 +16,7 @@ def machine(check):
 
 
 def choose_programs(check, findings):
-    """A bundle's programs that cannot start are built in the last pass, which has no limit for this part."""
-    check.programs.choose(check, findings, build=check.part_ends is None)
+    check.programs.choose(check, findings)
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.free", "--format=csv,noheader,nounits"]
     status, text = check.run(query, 30) if shutil.which(query[0]) else (1, "")
     smi = text.splitlines()[0].split(", ") if status == 0 and text.strip() else []
@@ -34,8 +33,6 @@ def choose_programs(check, findings):
     elif len(smi) == 3:
         check.store.describe(smi[0], smi[1], check.published.glob("gpu-*.json"))
         check.free_bytes = float(smi[2]) * 2**20
-    if check.programs.unusable and check.part_ends:
-        raise Missing("; ".join(f"{name}: {why}" for name, why in check.programs.unusable.items()))
 
 
 def describe(check, findings):

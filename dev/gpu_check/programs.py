@@ -1,11 +1,7 @@
 """The programs of a check: from environment variables, from a bundle, or built on this machine.
 
-    BUNDLE/bin/       the programs that short.sh compiled, with their paths below build/
-    BUNDLE/sources    the digest of their sources
-
-Each program is chosen on its own. One of the bundle is used if its sources are the same and it starts here. The others
-are built: at once if there is no bundle, otherwise when nothing else remains to be done. What a program computes is not
-judged here: a wrong result is a result.
+BUNDLE/bin/       the programs that short.sh compiled, with their paths below build/
+BUNDLE/sources    the digest of their sources
 """
 
 import glob
@@ -29,19 +25,21 @@ PLACES = {  # variable: (for a device, with dev/emulator)
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
     "PREDICT_DIFFV2": ("build/predict_diffv2", "build/predict_diffv2"),
 }
-SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "tests/operations/*", "dev/bench/*", "dev/predict/*")
-SOURCES += ("dev/emulator/*", "dev/emulator/ptx/rules.mk")
-# What else a check, a build and a plan of the lab read
-TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
+SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/**/*.[ch]*", "dev/**/*.[ch]*", "dev/**/*.mk")
+# What a check and a plan of the lab read
+TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/bench/bench_torch.py", "llmc/model/*.h")
+TRAVELLING += ("dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
 CANNOT_START = r"error while loading shared libraries|symbol lookup error|version `\S+' not found|xec format error"
 START_SECONDS, BUILD_SECONDS = 10, 900
 
 
-def sources_digest(root=ROOT):
-    """The digest of all files that a program may be compiled from. Does not require git."""
+def sources_of(bundle):
+    """The digest of all files that the programs may be compiled from. Does not require git."""
+    if bundle:
+        return (bundle / "sources").read_text().strip()
     digest = hashlib.sha256()
-    for path in sorted({p for pattern in SOURCES for p in root.glob(pattern) if p.is_file()}):
-        digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    for path in sorted({p for pattern in SOURCES for p in ROOT.glob(pattern) if p.is_file()}):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -82,46 +80,30 @@ def error_lines(text):
 class Programs:
     def __init__(self, bundle, pretend):
         self.bundle, self.pretend = bundle, pretend
-        self.commands = {n: shlex.split(os.environ.get(n) or places[pretend]) for n, places in PLACES.items()}
+        self.commands = {n: shlex.split(places[pretend]) for n, places in PLACES.items()}
+        self.environment = {"LD_LIBRARY_PATH": library_path(bundle)} if bundle else {}
+        for words in self.commands.values() if bundle else ():
+            words[0] = str(bundle / "bin" / Path(words[0]).relative_to("build"))
         self.given = {n for n in PLACES if os.environ.get(n)}
-        self.compiled = bundle is not None and (bundle / "bin").is_dir()
-        self.environment = {"LD_LIBRARY_PATH": library_path(bundle)} if self.compiled else {}
+        self.commands.update({n: shlex.split(os.environ[n]) for n in self.given})
         self.unusable = {}  # program: why
 
-    def choose(self, check, findings, build):
-        """Chooses each program; with `build` those that cannot be used are built."""
-        other = self.compiled and (self.bundle / "sources").read_text().strip() != sources_digest()
-        for name in self.compiled and not other and PLACES.keys() - self.given or ():
-            first, *rest = shlex.split(PLACES[name][self.pretend])
-            self.commands[name] = [str(self.bundle / "bin" / Path(first).relative_to("build")), *rest]
-        if other:
-            findings.fact("programs of the bundle are not used", "compiled from other sources")
-        self.start(PLACES)
-        # make decides which programs of a clone are old; the emulation's are those of the tests, with other options
-        current = self.pretend or (self.compiled and not other)
-        wanted = sorted((self.unusable.keys() if current else PLACES.keys()) - self.given)
-        if build and wanted:
-            for name in wanted:
-                if name in self.unusable and self.compiled:
-                    findings.fact(f"{name} of the bundle is not used", self.unusable[name])
-                self.commands[name] = shlex.split(PLACES[name][self.pretend])
+    def choose(self, check, findings):
+        """Makes the programs, unless they are given. What cannot start prevents only the cases that require it."""
+        # make decides which programs are old; the emulation's are those of the tests, with other options
+        made = lambda name: self.pretend and (ROOT / self.commands[name][0]).exists()
+        wanted = [n for n in sorted(PLACES.keys() - self.given) if not made(n)]
+        if wanted and not self.bundle:
             self.build(check, findings, wanted)
-            self.start(wanted)
-        for name, why in {} if build else self.unusable.items():
-            findings.fact(f"{name} is built at the end", why)
-        for name in PLACES if build else PLACES.keys() - self.unusable.keys():
-            findings.check(f"{name} starts", name not in self.unusable, self.unusable.get(name, ""))
-
-    def start(self, names):
-        starts = lambda name: why_it_cannot_start(self.commands[name], self.variables_of(self.commands[name]))
+        starts = lambda words: why_it_cannot_start(words, self.variables_of(words))
         with ThreadPoolExecutor() as pool:
-            for name, why in zip(names, pool.map(starts, names)):
-                self.unusable.pop(name, None)
-                if why:
-                    self.unusable[name] = why
+            reasons = dict(zip(PLACES, pool.map(starts, (self.commands[name] for name in PLACES))))
+        self.unusable = {name: why for name, why in reasons.items() if why}
+        for name, why in reasons.items():
+            findings.check(f"{name} starts", not why, why)
 
     def build(self, check, findings, names):
-        common = [] if self.pretend else ["MPI=no", *([f"DEPS={self.bundle}"] if self.bundle else [])]
+        common = [] if self.pretend else ["MPI=no"]
         if not self.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
             common.append("ARCHS=90")  # the usual device; all architectures would take four times as long
         commands = []
@@ -141,12 +123,12 @@ class Programs:
 
     def variables_of(self, words):
         """Additional environment variables of a command: the libraries of a bundle's program."""
-        of_bundle = self.compiled and any(w.startswith(f"{self.bundle}/bin/") for w in words)
+        of_bundle = self.bundle and any(w.startswith(f"{self.bundle}/bin/") for w in words)
         return self.environment if of_bundle else {}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--patterns"]:
-        print(*(f":(glob){pattern}" for pattern in SOURCES + TRAVELLING), sep="\n")
+        print(*(f":(glob){pattern}" for pattern in TRAVELLING), sep="\n")
     else:
-        print(sources_digest())
+        print(sources_of(None))

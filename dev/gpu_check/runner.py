@@ -42,10 +42,6 @@ class OutOfTime(Unfinished):
     """The time of the part, or of the check, is up: no other case of the part starts."""
 
 
-class Missing(Unfinished):
-    """A program that the case requires cannot be used on this machine. It is run again where it can be used."""
-
-
 class Skip(Exception):
     """The part cannot run on this machine; the reason."""
 
@@ -218,9 +214,9 @@ class Check:
             program.end()
 
     def program(self, name):
-        """The words of a program's command. Raises Missing if it cannot be used."""
+        """The words of a program's command. If it cannot start on this machine, the case is run again on another."""
         if name in self.programs.unusable:
-            raise Missing(f"{name}: {self.programs.unusable[name]}")
+            raise Unfinished(f"{name}: {self.programs.unusable[name]}")
         return self.programs.commands[name]
 
     def environment(self, words):

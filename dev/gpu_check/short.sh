@@ -117,7 +117,7 @@ prepare() { # check or gap
     mapfile -t patterns < <(python3 "$root/dev/gpu_check/programs.py" --patterns)
     git -C "$root" ls-files -z -- "${patterns[@]}" | tar -C "$root" --null -T - -cf - | tar -C "$new/project" -xf - \
         || fail "copying the files that git lists failed: see above"
-    python3 "$new/project/dev/gpu_check/programs.py" >"$new/sources"
+    python3 "$root/dev/gpu_check/programs.py" >"$new/sources"
     git -C "$root" describe --always --dirty >"$new/revision"
     echo "$archs" >"$new/archs"
     echo "programs for sm_${archs// /, sm_}: ${bf16[*]} ${fp32[*]}" >>"$new/CONTENTS"
