@@ -79,7 +79,6 @@ static inline void print_prediction_communication(const PredictedRange *r) {
     const Sharding *s = &p->plan->sharding;
     RingSpan group = ring_in_group(p), across = ring_across_groups(p);
     int here = group.here, machines = ring_machines(group);
-    double largest = (double)s->largest * FP32_BYTES;
     if (plan_ranks(p->plan) == 1) return;
     bool by_network;
     double gbs = ring_gbs(p, group, &by_network);
@@ -102,11 +101,6 @@ static inline void print_prediction_communication(const PredictedRange *r) {
     printf(" ms, for which the update waits\n");
     print_span("exposed", f->exposed_ms, w->exposed_ms, 2);
     printf(" ms, including the slowdown of concurrent computation\n");
-    Ring fast = ring_of(f, group, largest), slow = ring_of(w, group, largest), ring = ring_of(p, group, largest);
-    print_span("largest bucket", fast.ms, slow.ms, 2);
-    printf(" ms for %.1f MiB, latency about %.2f ms (a tree: %.2f ms)\n", largest / 1048576,
-           ring.link_ms + ring.network_ms,
-           1e-3 * (TREE_BASE_US + 2 * ((here - 1) * TREE_LINK_US + ceil(log2(machines)) * TREE_NETWORK_US)));
 }
 
 typedef struct {
@@ -138,15 +132,6 @@ static inline void print_prediction_sensitivities(const Prediction *p) {
         printf("  %+9.3g ms %+5.1f%%  %s: %g to %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
                fmin(a->slow[g], a->fast[g]), fmax(a->slow[g], a->fast[g]), a->unit, "", a->source);
     }
-}
-
-// What the ends of all ranges assume.
-static inline void print_prediction_ends(const DevicePeak *d) {
-    const Assumption *gemm = &assumptions[ASSUME_GEMM], *memory = &assumptions[ASSUME_MEMORY];
-    DeviceGeneration g = d->generation;
-    printf("  fast end: every rate as in short measurements: products at %.0f%% of the peak, memory at %.0f%%\n"
-           "  slow end: every rate as in long runs at the limit of power: products at %.0f%%, memory at %.0f%%\n",
-           100 * gemm->fast[g], 100 * memory->fast[g], 100 * gemm->slow[g], 100 * memory->slow[g]);
 }
 
 static inline AttentionKernel predicted_backward(const Prediction *p) {
@@ -186,7 +171,6 @@ static inline void print_step(const ModelPlan *plan, const Options *o) {
     if (plan_ranks(plan) > 1) printf(", %s to %s per GPU", low, high);
     printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", run_hours(&r.fast), run_hours(&r.slow));
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
-    print_prediction_ends(d);
     print_prediction_communication(&r);
     print_prediction_sensitivities(p);
 }
