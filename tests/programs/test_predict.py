@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from program import FAILED, program, read_json, run
+from program import program, read_json, run
 
 
 def predict(*options, **more):
@@ -48,15 +48,3 @@ def test_bytes_of_ranks():
 def test_options_of_training(option, tmp_path):
     """options that concern training alone are accepted and change nothing"""
     assert predict("--device A100", option, cwd=tmp_path).done() == predict("--device A100", cwd=tmp_path).done()
-
-
-def test_output_links(tmp_path):
-    """--out may be a link to stdout, and a link to itself is an error"""
-    (tmp_path / "loop").symlink_to("loop")
-    result = predict("--device h100 --out loop", cwd=tmp_path)
-    result.one_line(FAILED, "cannot create loop: Too many levels of symbolic links")
-    (tmp_path / "out").symlink_to("/dev/stdout")
-    with (tmp_path / "both").open("w") as both:
-        predict("--device h100 --out out", cwd=tmp_path, stdout=both).done()
-    text = (tmp_path / "both").read_text()
-    assert text.startswith("model: ") and text.endswith("\n}\n")
