@@ -4,7 +4,7 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
   build/bench [--filter WORD] [--rounds N] [--threads N] [--matmul-dtype TYPE]
               [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
               [--window W] [--full-every K] [--yoco] [--qk-norm] [--shared-experts S] [--dense-layers N] [--doc-mask]
-    --filter  only tables and rows whose name contains WORD (peaks, operations, steps, ...)
+    --filter  only tables and rows whose name contains WORD (operations, steps, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --matmul-dtype  fp32 (default), bf16 or fp8, as for train_diffv2
@@ -15,10 +15,10 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
               context (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt
               of twice its length is measured too (20 s); there --window is the window of YOCO (512)
 
-peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
-            program names: a write that misses the cache also reads, which no mix counts.
 operations  time, GFLOP/s or GB/s of each operation, and its share of the peak that was measured just before it, for
-            arrays larger than the cache. A bandwidth is compared with the operation's mix of streams.
+            arrays larger than the cache: the GEMM rate of the library (1024^3), or the bandwidth for the operation's
+            mix of streams. Bytes are those that the program names: a write that misses the cache also reads, which no
+            mix counts.
 steps       whole steps and a lower bound: the products of the model alone by the library, attention at 80% of the GEMM
             peak, and the bytes of the other operations at the bandwidth of their mix. Step and bound are measured in
             turns, and the share is the median over the turns: a shared machine changes its speed within seconds.
@@ -173,7 +173,6 @@ int main(int argc, char **argv) {
         decode ? table_decode() : table_prefill();
         return 0;
     }
-    table_peaks();
     table_operations();
     table_steps();
     return 0;

@@ -55,21 +55,6 @@ static double probe_bandwidth(Mix mix, size_t count) {
     return streams[mix] * sizeof(float) * (double)count / seconds;
 }
 
-static void table_peaks(void) {
-    printf("\npeaks                     1 thread   %2d threads\n", bench.threads);
-    double values[2][64];
-    for (int row = -1; row < MIXES; row++) {
-        for (int r = 0; r < bench.rounds; r++)
-            for (int all = 0; all < 2; all++) {
-                omp_set_num_threads(all ? bench.threads : 1);
-                values[all][r] = row < 0 ? matmul_peak_gflops() : 1e-9 * probe_bandwidth((Mix)row, PROBE_COUNT);
-            }
-        printf("  %-22s %8.1f   %8.1f  %s\n", row < 0 ? "GEMM" : mix_names[row], median(values[0], bench.rounds),
-               median(values[1], bench.rounds), row < 0 ? "GFLOP/s" : "GB/s");
-    }
-    omp_set_num_threads(bench.threads);
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Operations of a training step
 
