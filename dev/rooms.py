@@ -2,8 +2,8 @@
 """rooms.py: checks the structure: includes and imports, headers, ends of the program, functions that nothing calls,
 operations.
 
-Usage: dev/rooms.py [--root DIRECTORY]
-Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
+Usage: dev/rooms.py
+Prints one line per offender. Exit status: 0 none, 1 some.
 
 Ring 1 is the trainer and its rooms, llmc/; ring 2 includes it: data, scripts, dev, tests. Programs and tests of tests
 (NAME_test.py, test_NAME) lie above everything, wherever they are.
@@ -18,7 +18,6 @@ Ring 1 is the trainer and its rooms, llmc/; ring 2 includes it: data, scripts, d
             tests/, and its CUDA version begins with OPERATION(); or calls others
 """
 
-import argparse
 import ast
 import os
 import pathlib
@@ -308,10 +307,7 @@ def offenders(root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    args = parser.parse_args()
-    found = offenders(args.root.resolve())
+    found = offenders(pathlib.Path(__file__).resolve().parent.parent)
     good = "includes and imports point downwards, headers compile alone, functions are called, operations are tested"
     print("\n".join(found) or good)
     return 1 if found else 0
