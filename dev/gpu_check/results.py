@@ -139,7 +139,7 @@ def measurements(rows):
 
 
 def table(everything):
-    """The results as text: each part's status, checks and measurements; targets; counts."""
+    """The results as text: each part's status, checks and measurements; counts."""
     parts = everything["parts"]
     lines = [f"commit {everything['commit']}"]
     lines += [f"{what} {everything[what] or 'not detected yet'}" for what in ("device", "driver")]
@@ -148,8 +148,7 @@ def table(everything):
         lines += [sentence(row) for row in part["rows"] if row.get("measured") is None]
         lines += measurements([row for row in part["rows"] if row.get("measured") is not None])
     rows = [row for part in parts.values() for row in part["rows"]]
-    targets = [row for row in rows if row.get("verdict") in ("reached", "missed")]
-    lines += ["", "targets:", *measurements(targets), ""] if targets else [""]
+    lines.append("")
     for what in ("skipped", "unfinished"):
         names = [n for n, p in parts.items() if p["status"] == what]
         lines += [f"{what}: {', '.join(names)}"] if names else []

@@ -73,13 +73,6 @@ def measure_models(check, findings, preset, T, NKV, sizes, update):
         findings.target(f"{size}: diff_v2, share of the device's dense bf16 peak", ours["ratio"], UTILISATION)
 
 
-def bandwidth_target(findings, what, rows):
-    """That all operations which move memory take the time of a copy, by a factor."""
-    shares = sorted((r["ratio"], r["case"]) for r in rows)
-    below = ", ".join(f"{case} {share:.1%}" for share, case in shares if share < BANDWIDTH)
-    findings.target(what, shares[0][0], BANDWIDTH, f"below: {below or 'none'}")
-
-
 def kernels(check):
     for case in [("tiny", 2, 1, 16)] if check.pretend else KERNELS:
         yield case[0], measure_kernels, *case
@@ -91,7 +84,10 @@ def measure_kernels(check, findings, preset, *shape):
     if ended:
         findings.check(f"{preset}: every operation is measured", len(rows) > 40 and bound, f"{len(rows)} measurements")
     if bound:
-        bandwidth_target(findings, f"{preset}: memory-bound operations reach {BANDWIDTH:.0%} of a copy", bound)
+        shares = sorted((r["ratio"], r["case"]) for r in bound)
+        below = ", ".join(f"{case} {share:.1%}" for share, case in shares if share < BANDWIDTH)
+        what = f"{preset}: memory-bound operations reach {BANDWIDTH:.0%} of a copy"
+        findings.target(what, shares[0][0], BANDWIDTH, f"below: {below or 'none'}")
 
 
 def profile(check):
