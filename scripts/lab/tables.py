@@ -79,7 +79,7 @@ def listed(studies, key, want):
     """'LABEL (SIZE: estimate)' of the arms whose difference is lower, higher or not shown; SIZE only of several."""
     kind = lambda e: ("lower" if e["mean"] < 0 else "higher") if e["shown"] else "not shown"
     rows = [(row, s) for s in studies for row in s["arms"] if row[key] and kind(row[key]) == want]
-    numbers = lambda e: [f"{interval(e, '+')}, p {e['p_holm']:.2g}"] * (want != "not shown")
+    numbers = lambda e: [f"{interval(e, '+')}, p {e['p_holm']:.2g}"] if want != "not shown" else []
     facts = [(row["label"], ": ".join([s["name"]] * (len(studies) > 1) + numbers(row[key]))) for row, s in rows]
     return [f"{label} ({fact})" if fact else label for label, fact in facts]
 
