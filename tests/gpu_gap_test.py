@@ -57,14 +57,12 @@ def corpus(tmp_path_factory):
     for i in range(60):
         text = "".join(f"Line {n} of document {i} has {n * i % 97} words. " for n in range(40))
         (place / f"text/{i}.txt").write_text(text)
-    words = f"{place}/text --val-tokens 3000 --train-bpe 300 --workers 1".split()
-    for name in ("one", "two"):
-        done = subprocess.run([sys.executable, GAP, "prepare", place / name, *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert [p.name for p in (place / name).iterdir()] == ["corpus.tar.xz"]
-    packed = [(place / name / "corpus.tar.xz").read_bytes() for name in ("one", "two")]
-    assert packed[0] == packed[1], "the same text gives other bytes"
-    return place / "one/corpus.tar.xz"
+    words = f"{place}/text --val-tokens 3000 --train-bpe 300 --workers 1 --out {place}/corpus".split()
+    subprocess.run([sys.executable, ROOT / "data/prepare.py", *words], check=True)
+    with tarfile.open(place / "corpus.tar.xz", "w:xz") as archive:
+        for path in (place / "corpus").glob("[ctv]*"):  # corpus.json, tokenizer.*, train_*.bin, val_*.bin
+            archive.add(path, path.name)
+    return place / "corpus.tar.xz"
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def period(tmp_path, corpus):
         if state:
             shutil.copy(state, place / "state.tar.gz")
         variables = {**os.environ, "TRAIN_DIFFV2CU": f"sh {trainer}", "OUT": str(place / "out")}
-        words = [os.path.realpath(sys.executable), "-S", GAP, "run", place, minutes, plan]  # without packages
+        words = [os.path.realpath(sys.executable), "-S", GAP, place, minutes, plan]  # without packages
         return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
@@ -180,8 +178,8 @@ def test_a_state_with_other_files_than_those_of_runs_is_refused(tmp_path, period
 
 
 def test_without_a_corpus_or_variables_one_line_says_so(tmp_path, period):
-    refused(period("empty", packed=None), "has no corpus.tar.xz: make it with 'gap.py prepare'")
+    refused(period("empty", packed=None), "has no corpus.tar.xz: short.sh prepare-gap makes it")
     environment = {name: value for name, value in os.environ.items() if name not in ("OUT", "TRAIN_DIFFV2CU")}
     for words, text in (([tmp_path, "1"], "requires the variables"), ([tmp_path], "usage"), ([tmp_path, "0"], "usage")):
-        done = subprocess.run([sys.executable, GAP, "run", *words], capture_output=True, text=True, env=environment)
+        done = subprocess.run([sys.executable, GAP, *words], capture_output=True, text=True, env=environment)
         assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1, done

@@ -2,20 +2,18 @@
 """Measures the loss gap of scripts/lab/plans/loss-gap.plan, size half-hour, on a GPU that is rented for minutes, over
 several periods.
 
-  dev/gpu_check/gap.py prepare DIRECTORY PATH... [OPTION of data/prepare.py...]
-  dev/gpu_check/gap.py run DIRECTORY MINUTES [PLAN] [OPTION of `scripts/lab run`...]
+  dev/gpu_check/gap.py DIRECTORY MINUTES [PLAN] [OPTION of `scripts/lab run`...]
 
-prepare  writes DIRECTORY/corpus.tar.xz (21 MB), the tokens of files of text. The same files give the same bytes. The
-         plan requires --train-bpe 8192 --val-tokens 4e5 --max-tokens 28e6, which is text of 100 MB.
-run      on the rented machine: continues PLAN (default: loss-gap --size half-hour) for MINUTES. Requires Python
-         3.10.12 or newer, without packages, and the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a
-         directory for two files:
-           state.tar.gz  the small files of finished runs, written after each run
-           gap.txt       losses by arm and rate, and the gaps, written at the end
+Continues PLAN (default: loss-gap --size half-hour) for MINUTES with the corpus of DIRECTORY/corpus.tar.xz, which
+short.sh prepare-gap makes. Requires Python 3.10.12 or newer, without packages, and the variables TRAIN_DIFFV2CU, the
+command of the trainer, and OUT, a directory for two files:
+
+  state.tar.gz  the small files of finished runs, written after each run
+  gap.txt       losses by arm and rate, and the gaps, written at the end
 
 To continue on another machine, put state.tar.gz into DIRECTORY, beside corpus.tar.xz: finished runs are not repeated.
-Unfinished runs are repeated, since their checkpoints are too large to travel. On the same machine, `run` continues with
-DIRECTORY/runs. For intervals and figures, in a DIRECTORY with both archives on a machine with a network:
+Unfinished runs are repeated, since their checkpoints are too large to travel. On the same machine, the next call
+continues with DIRECTORY/runs. For intervals and figures, in a DIRECTORY with both archives on a machine with a network:
 
   mkdir corpus runs && tar -xf corpus.tar.xz -C corpus && tar -xf state.tar.gz -C runs
   python3 REPOSITORY/scripts/lab report runs
@@ -43,7 +41,6 @@ if sys.version_info < (3, 10, 12):
 sys.path.insert(0, str(ROOT / "scripts"))
 from lab import run_directory, stats, study as studies
 
-CORPUS_MB = 30  # of the archive, at most
 UNPACKED_MB = 256  # of an archive, at most
 CORPUS = re.compile(r"(train|val)_\w+\.bin|corpus\.json|tokenizer\.(json|bin)")
 NAME = "[a-z0-9][a-z0-9._+-]*"  # of a run
@@ -54,26 +51,6 @@ STATE = re.compile(rf"lab\.json|({NAME})(?:\.out|/(?:{FINISHED}))")
 def fail(message, status=1):
     print(f"gap.py: {message}", file=sys.stderr)
     sys.exit(status)
-
-
-def prepare(directory, options):
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as work:
-        command = [sys.executable, ROOT / "data/prepare.py", *options, "--out", Path(work, "corpus")]
-        if subprocess.run(command).returncode:
-            fail("data/prepare.py failed: see above")
-        packed = Path(work, "corpus.tar.xz")
-        with tarfile.open(packed, "w:xz") as archive:
-            for path in sorted(p for p in Path(work, "corpus").iterdir() if CORPUS.fullmatch(p.name)):
-                member = tarfile.TarInfo(path.name)  # without time and owner
-                member.size = path.stat().st_size
-                with open(path, "rb") as file:
-                    archive.addfile(member, file)
-        size = packed.stat().st_size / 1e6
-        if size > CORPUS_MB:
-            fail(f"the corpus has {size:.1f} MB, more than {CORPUS_MB}: use a smaller --max-tokens")
-        os.replace(packed, directory / "corpus.tar.xz")
-    print(f"{directory}/corpus.tar.xz: {size:.1f} MB")
 
 
 def unpack(packed, directory, pattern):
@@ -146,12 +123,12 @@ def table(runs, names):
 def run(directory, minutes, options):
     began, runs = time.monotonic(), directory / "runs"
     if not os.environ.get("TRAIN_DIFFV2CU") or not os.environ.get("OUT"):
-        fail("run requires the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a directory", 2)
+        fail("it requires the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a directory", 2)
     words, out = shlex.split(os.environ["TRAIN_DIFFV2CU"]), Path(os.environ["OUT"])
     out.mkdir(parents=True, exist_ok=True)
     if not (directory / "corpus").exists():
         if not (directory / "corpus.tar.xz").exists():
-            fail(f"{directory} has no corpus.tar.xz: make it with 'gap.py prepare'")
+            fail(f"{directory} has no corpus.tar.xz: short.sh prepare-gap makes it")
         unpack(directory / "corpus.tar.xz", directory / "corpus", CORPUS)
     if not runs.exists() and (directory / "state.tar.gz").exists():
         unpack(directory / "state.tar.gz", runs, STATE)
@@ -185,13 +162,11 @@ def run(directory, minutes, options):
 
 def main(words):
     try:
-        if words[:1] == ["prepare"] and len(words) > 2:
-            return prepare(Path(words[1]), words[2:])
-        if words[:1] == ["run"] and len(words) > 2 and re.fullmatch(r"0*[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+", words[2]):
-            return run(Path(words[1]).absolute(), float(words[2]), words[3:])
+        if len(words) > 1 and re.fullmatch(r"0*[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+", words[1]):
+            return run(Path(words[0]).absolute(), float(words[1]), words[2:])
     except (OSError, run_directory.RunError) as error:
         fail(str(error))
-    fail("usage: gap.py prepare DIRECTORY PATH... [OPTION...], or gap.py run DIRECTORY MINUTES [PLAN] [OPTION...]", 2)
+    fail("usage: gap.py DIRECTORY MINUTES [PLAN] [OPTION...]", 2)
 
 
 if __name__ == "__main__":

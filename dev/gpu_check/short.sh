@@ -5,8 +5,8 @@
 # In a clone, on Debian or Ubuntu for x86-64, with CUDA, cuDNN, NCCL, a compiler and a network:
 #   short.sh prepare [ARCHS]       makes build/short/check: this script and check.tar.gz, less than 40 MB. ARCHS: GPU
 #                                  architectures (default: 90, for H100 and H200; A100: 80; RTX 40: 89; B200: 100)
-#   short.sh prepare-gap [ARCHS]   makes build/short/gap: this script, gap.tar.gz with the trainer, and corpus.tar.xz,
-#                                  which gap.py prepare has written to build/short/corpus
+#   short.sh prepare-gap [ARCHS]   makes build/short/gap: this script, gap.tar.gz with the trainer, and corpus.tar.xz
+#                                  of build/short/corpus, a corpus of data/prepare.py
 # On the rented machine, in a copy of that directory:
 #   short.sh first                 300 seconds: is every result right? Then the time of steps, as far as time suffices
 #   short.sh second SECONDS        continues: PyTorch, published models, decoding, attention, resumed runs, races
@@ -92,8 +92,8 @@ build() { # precision, programs...
 
 prepare() { # check or gap
     root=$(cd "$here/../.." && pwd) short=$root/build/short
-    [ "$1" = check ] || [ -e "$short/corpus/corpus.tar.xz" ] \
-        || fail "$short/corpus/corpus.tar.xz is missing: dev/gpu_check/gap.py prepare $short/corpus PATH... makes it"
+    [ "$1" = check ] || [ -e "$short/corpus/corpus.json" ] \
+        || fail "$short/corpus has no corpus.json: data/prepare.py PATH... --out $short/corpus makes a corpus"
     [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m): programs are compiled for x86-64"
     for tool in apt-get dpkg-deb git make python3 strip; do
         command -v "$tool" >/dev/null || fail "$tool is missing: short.sh prepare requires Debian or Ubuntu, with $tool"
@@ -128,7 +128,8 @@ finish() { # name, directory to pack
     rm -rf "${short:?}/$1" && mkdir "$short/$1"
     tar -C "$(dirname "$2")" -c "$(basename "$2")" | gzip -9 >"$short/$1/$1.tar.gz"
     cp "$root/dev/gpu_check/short.sh" "$short/$1"
-    [ "$1" != gap ] || cp "$short"/corpus/* "$short/gap"
+    [ "$1" != gap ] \
+        || (cd "$short/corpus" && tar -cJf ../gap/corpus.tar.xz corpus.json tokenizer.* train_*.bin val_*.bin)
     local bytes megabytes
     bytes=$(du -sb "$short/$1" | cut -f1)
     megabytes=$((bytes / 1000000)).$((bytes / 100000 % 10))
@@ -205,7 +206,7 @@ print(programs.library_path(pathlib.Path(sys.argv[2])))' "$project/dev/gpu_check
     export LD_LIBRARY_PATH OUT=$out TRAIN_DIFFV2CU=${TRAIN_DIFFV2CU:-$bundle/bin/cuda_bf16/train_diffv2cu}
     # shellcheck disable=SC2086 # words
     exec timeout -k 20 $((60 * $1 + 60)) \
-        python3 "$project/dev/gpu_check/gap.py" run "$home/period" "$1" ${SHORT_OPTIONS-}
+        python3 "$project/dev/gpu_check/gap.py" "$home/period" "$1" ${SHORT_OPTIONS-}
 }
 
 case "$#:${1-}" in
