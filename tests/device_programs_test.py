@@ -13,8 +13,8 @@ TEST, BENCH = "build/oncpu/test_diffv2", "build/oncpu/bench_cuda"
 CASES = ("swiglu", "-expert_swiglu")
 
 
-def run(*command, **options):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **options)
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def case_lines(text):

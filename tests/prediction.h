@@ -19,25 +19,21 @@ typedef struct {
 static bool predicted_layers_run(PredictedRun *run, const char *device, const char *preset, const char *attention,
                                  int NKV, int B, int ranks, PredictedLayers layers) {
     Problem problem;
-    ModelConfig c;
     int i = 0;
-    memset(&c, 0, sizeof(c));
+    while (strcmp(presets[i].name, preset) != 0) i++;
+    ModelConfig c = presets[i].model;
+    c.attention = variant_find(attention);
     c.window = layers.window, c.full_every = layers.full_every, c.yoco = layers.yoco;
     c.sparse_blocks = layers.sparse, c.sparse_size = 64;
-    while (strcmp(presets[i].name, preset) != 0) i++;
-    const ModelConfig *p = &presets[i].model;
-    c.attention = variant_find(attention);
-    c.E = p->E, c.K = p->K, c.FE = p->FE;
     if (c.E) c.shared = layers.shared, c.dense_layers = layers.dense;
-    c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
-    c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
+    if (NKV) c.NKV = NKV;
     if (model_config_problems(&c, &problem, 1)) return false;
     options_defaults(&run->options);
     run->options.device = strdup(device);
     run->options.matmul_dtype = GEMM_BF16;
-    run->options.total_batch = (int64_t)B * p->T * ranks;
+    run->options.total_batch = (int64_t)B * c.T * ranks;
     run->options.steps = 100;
-    predicted_plan(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, ranks, 1, &run->options);
+    predicted_plan(&run->model, &c, B, c.T, FOR_TRAINING, RECOMPUTE_NOTHING, ranks, 1, &run->options);
     return true;
 }
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
