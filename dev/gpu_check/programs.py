@@ -25,7 +25,7 @@ PLACES = {  # variable: (for a device, with dev/emulator)
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
     "PREDICT_DIFFV2": ("build/predict_diffv2", "build/predict_diffv2"),
 }
-SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/**/*.[ch]*", "dev/**/*.[ch]*", "dev/**/*.mk")
+SOURCES, SUFFIXES = ("*", "llmc/**/*", "tests/**/*", "dev/**/*"), (".c", ".h", ".cu", ".cuh", ".cpp", ".mk")
 # What a check and a plan of the lab read
 TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/bench/bench_torch.py", "llmc/model/*.h")
 TRAVELLING += ("dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
@@ -38,7 +38,8 @@ def sources_of(bundle):
     if bundle:
         return (bundle / "sources").read_text().strip()
     digest = hashlib.sha256()
-    for path in sorted({p for pattern in SOURCES for p in ROOT.glob(pattern) if p.is_file()}):
+    found = [path for pattern in SOURCES for path in ROOT.glob(pattern)]
+    for path in sorted(path for path in found if path.suffix in SUFFIXES or path == ROOT / "Makefile"):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
