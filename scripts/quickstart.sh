@@ -68,6 +68,8 @@ number=1
 while [ -e "runs/quickstart-$number" ]; do number=$((number + 1)); done
 run=runs/quickstart-$number
 command=(./train_diffv2 "${settings[@]}" --minutes "$minutes" --val-every 500 --out "$run")
+echo "sample before the first step:"
+./train_diffv2 "${settings[@]}" --generate 60 2> >(grep -v 'the weights are random' >&2)
 echo "+ $(show "${command[@]}")"
 "${command[@]}"
 
