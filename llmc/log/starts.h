@@ -24,7 +24,6 @@ start.
 #pragma once
 #include "../base/common.h"
 #include "../base/json.h"
-#include "../model/removed.h"
 
 static inline const cJSON *json_member(const cJSON *object, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(object, key);
@@ -62,26 +61,19 @@ static inline void starts_append(cJSON *run, const cJSON *description, int64_t s
     CHECK(cJSON_AddItemToArray(starts, starts_entry(description, step, changed)), "out of memory for a JSON text");
 }
 
-// The value of an option, also of an earlier version that named it otherwise.
-static inline const cJSON *starts_option(const cJSON *options, const char *name) {
-    const cJSON *item = options ? options->child : NULL;
-    while (item && (!item->string || strcmp(option_renamed(item->string), name) != 0)) item = item->next;
-    return item;
-}
-
 // The value of an option in the last start of the list.
 static inline const cJSON *starts_value(const cJSON *run, const char *name) {
-    const cJSON *value = starts_option(json_member(run, "options"), name), *start, *change;
+    const cJSON *value = json_member(json_member(run, "options"), name), *start, *change;
     cJSON_ArrayForEach(start, json_member(run, "starts")) {
         cJSON_ArrayForEach(change, json_member(start, "changed")) {
             const char *option = cJSON_GetStringValue(json_member(change, "name"));
-            if (option && strcmp(option_renamed(option), name) == 0) value = json_member(change, "new");
+            if (option && strcmp(option, name) == 0) value = json_member(change, "new");
         }
     }
     return value;
 }
 
-// Compares two values of an option; NULL equals null: written by a version without the option.
+// Compares two values of an option; NULL equals null.
 static inline bool starts_same(const cJSON *a, const cJSON *b) {
     bool none = !a || cJSON_IsNull(a);
     if (none || !b || cJSON_IsNull(b)) return none && (!b || cJSON_IsNull(b));
@@ -94,7 +86,7 @@ static inline cJSON *starts_changed(const cJSON *run, const cJSON *checkpoint, c
     cJSON *changed = cJSON_CreateArray();
     const cJSON *item;
     cJSON_ArrayForEach(item, now) {
-        const cJSON *last = starts_value(run, item->string), *saved = starts_option(checkpoint, item->string);
+        const cJSON *last = starts_value(run, item->string), *saved = json_member(checkpoint, item->string);
         const cJSON *old = starts_same(saved, item) ? last : saved;
         if (starts_same(old, item)) continue;
         cJSON *change = cJSON_CreateObject();

@@ -27,7 +27,6 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "../base/files.h"
 #include "../base/json.h"
 #include "model_config.h"
-#include "removed.h"
 
 // Classes of Transformers 5.24.0, with their defaults. All are read; one is written if it describes the model exactly.
 typedef struct {
@@ -137,9 +136,9 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"quantization_config", "null"}, {"attention_bias", "false"},   {"mlp_bias", "false"},
-    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},    {"partial_rotary_factor", "1"},
-    {"router_jitter_noise", "0"},    {"sparse_score", "\"group\""},
+    {"quantization_config", "null"}, {"attention_bias", "false"}, {"mlp_bias", "false"},
+    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
+    {"router_jitter_noise", "0"},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };
 
@@ -241,9 +240,6 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
         return variant_find("baseline");
     }
     const AttentionVariant *v = cJSON_IsString(attention) ? variant_find(attention->valuestring) : NULL;
-    const Removed *row = cJSON_IsString(attention) ? removed_value("attention", attention->valuestring) : NULL;
-    CHECK(v || !row, "%s: attention is %s, which was removed: %s; the last revision with it is %s", r->path, row->value,
-          row->instead, row->revision);
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) config_list_add(known, sizeof(known), attention_variants[i].name);
     CHECK(v, "%s: attention is %s; supported are %s", r->path, config_value_text(attention).text, known);
     return v;
@@ -417,11 +413,6 @@ static inline void config_read_parametrization(const ConfigReader *r, ModelConfi
           config_value_text(name).text);
     c->base_width = config_count(r, "base_hidden_size");
     c->base_depth = config_count(r, "base_num_hidden_layers");
-    int base_head = config_count(r, "base_head_dim"); // earlier versions wrote it
-    CHECK(base_head == 0 || base_head == c->D,
-          "%s: base_head_dim is %d, and head_dim %d: the model must have the head width of its base; the last revision "
-          "that supports another is %s",
-          r->path, base_head, c->D, removed_option("base-head-dim", strlen("base-head-dim"))->revision);
 }
 
 static inline ModelConfig config_json_read(const char *directory) {

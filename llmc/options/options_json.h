@@ -5,7 +5,6 @@ An object with the options' names as keys, in table order; null for an option wi
 a double cannot represent, is a decimal string. json_text (json.h) writes reals so that reading restores them exactly.
 */
 #pragma once
-#include "../model/removed.h"
 #include "options_table.h"
 
 static inline cJSON *option_to_json(const Options *o, int r) {
@@ -60,47 +59,22 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     return option_set(o, r, text);
 }
 
-// Returns whether a saved value is refused because it was removed: the run depends on it. where: see below.
-static inline bool option_refuse_removed(const cJSON *saved, const char *name, const cJSON *item, const char *where) {
-    OptionText value, shown;
-    const char *text = cJSON_IsBool(item) ? (cJSON_IsTrue(item) ? "yes" : "no") : cJSON_GetStringValue(item);
-    for (int digits = 15; digits <= 17 && cJSON_IsNumber(item) && !(text && strtod(text, NULL) == item->valuedouble);
-         digits += 2)
-        snprintf(value, sizeof(value), "%.*g", digits, item->valuedouble), text = value;
-    const Removed *row = removed_option(name, strlen(name));
-    bool of_default = row && (row->what == REMOVED_LOCAL || (row->value && text && strcmp(text, row->value) == 0));
-    if (strcmp(name, "base-head-dim") == 0 &&
-        cJSON_Compare(item, cJSON_GetObjectItemCaseSensitive(saved, "head-dim"), true))
-        of_default = true; // equals the model's head-dim, the meaning of the default 0
-    if (!row && text) row = removed_value(name, text);
-    if (!row || !text || of_default) return false;
-    warn("the options in %s contain --%s %s, which was removed: %s; the last revision that can resume the run is %s",
-         where, row->name, option_shown(shown, text), row->instead, row->revision);
-    return true;
-}
-
 // For --resume: options that are not given adopt the saved value. Given options override it; each difference is printed
 // on one line. Exits with status 2 if such an option must not change, and with status 1 if this program cannot have
-// written the object, or if the value of a removed option is not its default. Ignores OPTION_LOCAL options. where: the
-// checkpoint or file of the object, for messages. Returns the number of differences.
+// written the object. Ignores OPTION_LOCAL options. where: the checkpoint or file of the object, for messages. Returns
+// the number of differences.
 static inline int options_adopt_json(Options *o, const cJSON *saved, const char *where) {
     CHECK(cJSON_IsObject(saved), "the options in %s are not a JSON object: it is damaged", where);
-    int differences = 0, refused = 0, damaged = 0, lost = 0;
+    int differences = 0, refused = 0, damaged = 0;
     bool seen[OPTION_LIMIT];
     memset(seen, 0, sizeof(seen));
     Options checkpoint;
     memset(&checkpoint, 0, sizeof(checkpoint));
     for (const cJSON *item = saved->child; item; item = item->next) {
-        const char *name = option_renamed(item->string ? item->string : "");
+        const char *name = item->string ? item->string : "";
         OptionText shown_name, shown_old, shown_new, text_old, text_new;
         option_shown(shown_name, name);
         int r = option_find(name, strlen(name));
-        if (option_refuse_removed(saved, name, item, where)) {
-            lost++;
-            continue;
-        }
-        bool of_default = removed_option(name, strlen(name)) && !cJSON_IsObject(item) && !cJSON_IsArray(item);
-        if (r < 0 && (cJSON_IsNull(item) || of_default)) continue;
         if (r < 0 || option_rows[r].kind == OPTION_ACTION || seen[r]) {
             warn("the options in %s contain --%s%s", where, shown_name,
                  r >= 0 && seen[r] ? " twice" : ", which this version does not support");
@@ -136,7 +110,6 @@ static inline int options_adopt_json(Options *o, const cJSON *saved, const char 
     }
     options_free(&checkpoint);
     CHECK(!damaged, "the options in %s cannot be read; another version may have written it", where);
-    if (lost) program_exit(EXIT_FAILED);
     fflush(stdout);
     if (refused) program_exit(EXIT_USAGE);
     return differences;

@@ -251,11 +251,6 @@ def resumed(first, *starts):
     return {"options": first, "data_fingerprint": "5", "starts": entries}
 
 
-def test_renamed_options_have_the_names_of_the_trainer():
-    table = (ROOT / "llmc/model/removed.h").read_text(encoding="utf-8")
-    assert dict(re.findall(r'REMOVED_NAME, "(.+?)", "(.+?)"', table)) == option_history.RENAMED
-
-
 def test_the_option_history_follows_from_the_starts():
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
     assert option_history.history(run) == [

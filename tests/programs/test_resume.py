@@ -4,9 +4,8 @@ import fcntl
 import shutil
 
 import pytest
-import xxhash
 from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, lose_checkpoints
-from program import read_json, records, resume, run_trainer, seal, train
+from program import read_json, records, resume, run_trainer, train
 
 
 def test_seed(corpus, tmp_path):
@@ -191,20 +190,3 @@ def test_recorded_options(corpus, tmp_path):
         assert described[key] == starts[0][key]
     assert described["options"]["lr"] == 0.001
     assert starts[4]["command_line"][-1] == "128"
-
-
-def test_run_of_a_removed_variant(corpus, tmp_path):
-    """a run of a variant that was removed is refused with one line, and stays as it is"""
-    run = tmp_path / "run"
-    train(corpus, run, "--steps 2 --attention diff_v2").done()
-    config, state = (checkpoint(run, 2) / name for name in ("config.json", "trainer_state.json"))
-    checksum = lambda text: xxhash.xxh3_64(text.encode()).hexdigest()
-    old = config.read_text()
-    new = old.replace('"diff_v2"', '"xsa"')
-    config.write_text(new)
-    text = state.read_text().replace('"diff_v2"', '"xsa"').replace(checksum(old), checksum(new))
-    seal(state, text.replace(f'"bytes": {len(old)},', f'"bytes": {len(new)},'))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    line = resume(run).one_line(FAILED, "--attention xsa, which was removed: baseline keeps").err
-    assert line.endswith("the last revision that can resume the run is 46bfc17d\n"), line
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
