@@ -1076,8 +1076,6 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         start_open_log(&run->log, o, resume, step, run_measures_again(run), description);
         cJSON_Delete(description);
     }
-    bool mixes = run->data.train.corpus_count > 1 || run->data.val.corpus_count > 1;
-    if (mixes && resume->state && !state_has_mixture_epochs(resume->state)) log_mixture_epochs(&run->log, step);
     RunReport report = {argv[0],          o,       &run->model.plan, run_sampling_plan(run), &run->data, &run->trainer,
                         run->micro_steps, windows, run->peak};
     print_start(&report);

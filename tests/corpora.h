@@ -63,19 +63,6 @@ static void test_mixture_epochs(void) {
            times[2], times[3], times[0]);
 }
 
-// Earlier programs validated on other windows of a mixture, under the fingerprint of training data.
-static void test_mixture_fingerprint(void) {
-    const char *mixture = corpora_pair(10, 10);
-    uint64_t found[2];
-    for (int shuffle = 0; shuffle < 2; shuffle++) {
-        DataLoader l;
-        dataloader_open(&l, mixture, 1, CORPORA_T, 65536, 0, 1, 1, shuffle);
-        found[shuffle] = dataloader_fingerprint(&l);
-        dataloader_close(&l);
-    }
-    EXPECT(found[0] != found[1], "validation and training data have the fingerprint %" PRIx64, found[0]);
-}
-
 // A loader of `count` corpora with about `windows` windows each, for dataloader_locate only.
 static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
     DataLoader l;
@@ -342,7 +329,6 @@ static void test_document_starts(void) {
 static const Test corpora_tests[] = {
     {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete", test_mixture_simulation},
     {"a small corpus of a mixture is read in epochs", test_mixture_epochs},
-    {"a mixture for validation has a fingerprint of its own", test_mixture_fingerprint},
     {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      test_mixture_resume_and_separators},
     {"each corpus continues at its position when data are opened with other windows", test_positions},

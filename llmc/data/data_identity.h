@@ -77,10 +77,9 @@ static inline uint64_t corpus_files(const DataLoader *l, const Corpus *corpus) {
 }
 
 // The fingerprint of all data: a single corpus's fingerprint, or a hash of the fingerprints, names and weights of
-// several corpora. Validation data of several corpora have another fingerprint than the same training data, because
-// earlier programs, which did not distinguish them, validated on other windows. Stores the fingerprint of each corpus.
+// several corpora. Stores the fingerprint of each corpus.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
-    uint64_t hash = l->shuffle ? 0 : 1;
+    uint64_t hash = 0;
     for (int i = 0; i < l->corpus_count; i++) {
         Corpus *s = &l->corpora[i];
         s->fingerprint = corpus_fingerprint(l, s);

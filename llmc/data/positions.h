@@ -23,15 +23,14 @@ typedef struct {
     struct {
         uint64_t fingerprint, tokens;
         uint64_t seed; // seed of its order
-        bool ordered;  // the seed is known: earlier programs did not store it
     } items[POSITION_LIMIT];
 } DataPositions;
 
 // The place of a corpus in the list; the end for a new corpus. any: a place of any order that is not yet taken.
 static inline int positions_find(const DataPositions *p, const Corpus *c, const bool *taken, bool any) {
     int i = 0;
-    while (i < p->count && (p->items[i].fingerprint != c->fingerprint || (any && taken[i]) ||
-                            (!any && p->items[i].ordered && p->items[i].seed != c->seed)))
+    while (i < p->count &&
+           (p->items[i].fingerprint != c->fingerprint || (any && taken[i]) || (!any && p->items[i].seed != c->seed)))
         i++;
     return i;
 }
@@ -70,7 +69,7 @@ static inline void positions_leave(DataPositions *p, const DataLoader *l, uint64
         if (i < p->count && read[c] == 0) continue; // its position does not change by rounding
         p->items[i].fingerprint = l->corpora[c].fingerprint;
         p->items[i].tokens = (l->corpora[c].begin + read[c]) * (uint64_t)l->T;
-        p->items[i].seed = l->corpora[c].seed, p->items[i].ordered = true;
+        p->items[i].seed = l->corpora[c].seed;
         if (i == p->count) p->count++;
     }
 }
@@ -87,7 +86,7 @@ static inline void positions_enter(const DataPositions *p, DataLoader *l) {
         int i = places[c];
         uint64_t T = (uint64_t)l->T;
         l->corpora[c].begin = i < p->count ? (p->items[i].tokens + T - 1) / T : 0;
-        if (i < p->count && p->items[i].ordered) l->corpora[c].seed = p->items[i].seed;
+        if (i < p->count) l->corpora[c].seed = p->items[i].seed;
     }
 }
 
@@ -97,7 +96,7 @@ static inline cJSON *positions_to_json(const DataPositions *p) {
         cJSON *item = cJSON_CreateObject();
         json_add_u64(item, "fingerprint", p->items[i].fingerprint);
         json_add_u64(item, "tokens", p->items[i].tokens);
-        if (p->items[i].ordered) json_add_u64(item, "order", p->items[i].seed);
+        json_add_u64(item, "order", p->items[i].seed);
         CHECK(cJSON_AddItemToArray(list, item), "out of memory for a checkpoint");
     }
     return list;
@@ -110,10 +109,9 @@ static inline bool positions_from_json(DataPositions *p, const cJSON *json) {
     if (json && !cJSON_IsArray(json)) return false;
     cJSON_ArrayForEach(item, json) {
         if (p->count == POSITION_LIMIT || !json_get_u64(item, "fingerprint", &p->items[p->count].fingerprint) ||
-            !json_get_u64(item, "tokens", &p->items[p->count].tokens) || p->items[p->count].tokens > UINT64_MAX / 4)
+            !json_get_u64(item, "tokens", &p->items[p->count].tokens) || p->items[p->count].tokens > UINT64_MAX / 4 ||
+            !json_get_u64(item, "order", &p->items[p->count].seed))
             return false;
-        p->items[p->count].ordered = cJSON_GetObjectItemCaseSensitive(item, "order") != NULL;
-        if (p->items[p->count].ordered && !json_get_u64(item, "order", &p->items[p->count].seed)) return false;
         p->count++;
     }
     return true;

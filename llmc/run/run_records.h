@@ -155,15 +155,6 @@ static inline void log_stopped(Log *log, int64_t step, const char *why, const ch
     log_end(log);
 }
 
-// Logs that the checkpoint comes from a program that read the windows of a mixture in another order.
-static inline void log_mixture_epochs(Log *log, int64_t step) {
-    log_event(log, step, "mixture_epochs");
-    log_end(log);
-    printf("after step %" PRId64 ", each corpus of a mixture is read in epochs: the program that wrote the checkpoint "
-           "repeated some windows and left out others\n",
-           step);
-}
-
 static inline void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
     if (d->judged)
         printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);

@@ -8,7 +8,6 @@ trainer_state.h: the progress of a run: its counters and detectors, and trainer_
   void    trainer_state_validated(state, loss)       records whether the loss of a validation is finite
   bool    trainer_state_finite(state)                whether the last step and validation were finite
   uint64_t state_number(json, key, limit, path)      one number of the file
-  bool    state_has_mixture_epochs(json)             false for checkpoints of earlier programs
 
   errors   CHECK, with the path of the checkpoint
 */
@@ -53,7 +52,6 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     if (s->val_not_finite_since) json_add_u64(json, "val_not_finite_since", (uint64_t)s->val_not_finite_since);
     CHECK(!s->measurement_due || cJSON_AddTrueToObject(json, "measurement_due"), "out of memory for a JSON text");
     json_add_u64(json, "next_window", s->next_window);
-    CHECK(cJSON_AddTrueToObject(json, "mixture_epochs"), "out of memory for a JSON text");
     json_add_u64(json, "seed", o->seed);
     json_add_u64(json, "data_fingerprint", data_fingerprint);
     CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
@@ -75,9 +73,6 @@ static inline uint64_t state_number(const cJSON *json, const char *key, uint64_t
           path, key, value, limit);
     return value;
 }
-
-// Whether the program of the checkpoint read each corpus of a mixture in epochs.
-static inline bool state_has_mixture_epochs(const cJSON *json) { return cJSON_HasObjectItem(json, "mixture_epochs"); }
 
 static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, const char *path) {
     s->step = (int64_t)state_number(json, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);

@@ -2,11 +2,9 @@
 
 import re
 import shutil
-import sys
 
 import pytest
-from program import DONE, FAILED, ROOT, SHAPE, checkpoint, read_json, records, run, run_trainer, trainer
-from program import seal, write_corpus, write_shard
+from program import DONE, FAILED, SHAPE, checkpoint, read_json, records, run_trainer, write_corpus, write_shard
 
 MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
 
@@ -107,44 +105,6 @@ def test_validation_of_a_mixture(tmp_path):
     mean = (losses["a.bin"] + losses["b.bin"]) / 2
     assert losses[mixture] == pytest.approx(mean, abs=1e-6) and losses[unequal] == pytest.approx(mean, abs=1e-6)
     assert abs(losses["a.bin"] - mean) > 1e-5, "the test requires corpora of different losses"
-
-
-def make_earlier(run, step):
-    """A checkpoint becomes that of a program that did not read the corpora of a mixture in epochs."""
-    path = checkpoint(run, step) / "trainer_state.json"
-    seal(path, re.sub(r'\n *"mixture_epochs": true,', "", path.read_text()))
-
-
-@pytest.mark.full
-def test_mixture_of_an_earlier_program(corpora, tmp_path):
-    """a mixture of an earlier program continues in the order of this one, with a line and an event"""
-    said = "after step 2, each corpus of a mixture is read in epochs"
-    options = f"{MODEL} --train-data a --val-data 'x=a:1 y=b:1' --steps 2 --out"
-    run_trainer(options, tmp_path / "validated", cwd=corpora).done()
-    for name in ("mix", "run", "validated"):
-        path = tmp_path / name
-        if not path.exists():
-            shutil.copytree(corpora / name, path)
-        assert said not in run_trainer("--resume --steps 3 --stop-after 2 --out", path, cwd=corpora).done().out
-        make_earlier(path, 2)
-        mixes = name != "run"  # it has a single corpus
-        result = run_trainer("--resume --steps 4 --stop-after 3 --out", path, cwd=corpora).done()
-        assert result.err == "" and result.out.count(said) == mixes, result.out
-        assert [r["step"] for r in records(path, "event", what="mixture_epochs")] == [2] * mixes
-        result = run_trainer("--resume --stop-after 4 --out", path, cwd=corpora).done()
-        assert "in epochs" not in result.out and len(records(path, "event", what="mixture_epochs")) == mixes
-
-
-def test_spike_of_an_earlier_program(tmp_path):
-    """lab spike names the other order of the windows as the reason why a replay differs"""
-    path, mixture = tmp_path / "mixed", write_pair(tmp_path, 50, 500)
-    options = f"{MODEL} --vocab 256 --train-data {mixture} --steps 12 --checkpoint-every 8 --keep 0 --out"
-    run_trainer(options, path, cwd=tmp_path).done()
-    make_earlier(path, 8)
-    log = path / "log.jsonl"
-    log.write_text(re.sub(r'("step": (?:9|10), "loss": )[\d.]+', r"\g<1>9", log.read_text()))
-    spike = (sys.executable, ROOT / "scripts/lab", "spike", path, "--step 10 --trainer", trainer()[0])
-    run(*spike, cwd=tmp_path).one_line(FAILED, "step 9, because the program of the run")
 
 
 def test_masks_of_documents(corpora, tmp_path):
