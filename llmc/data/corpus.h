@@ -211,10 +211,6 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
         CHECK(found->token_count == tokens,
               "%s has %zu tokens, and %s/corpus.json states %" PRIu64 ": copy or create the corpus again", name,
               found->token_count, path, tokens);
-        CHECK(cJSON_GetObjectItemCaseSensitive(item, "mask") == NULL,
-              "%s/corpus.json lists a mask of loss of %s, and this version trains on every token: fine-tune a "
-              "directory of scripts/export/export_hub.py with another program, or create the corpus again",
-              path, file);
         listed++;
     }
     CHECK(list == NULL || listed == count,

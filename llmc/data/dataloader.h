@@ -212,7 +212,6 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];
         shard_examine(s, l->T + 1);
-        shard_refuse_mask(s);
         s->first_window = corpus->window_count;
         corpus->window_count += (s->token_count - 1) / l->T;
         corpus->token_count += s->token_count;

@@ -122,16 +122,6 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
           s->path, s->token_count, window_tokens);
 }
 
-// Exits if a shard has a mask of loss, which data/prepare.py of earlier versions wrote for conversations.
-static inline void shard_refuse_mask(const Shard *s) {
-    char path[PATH_MAX + 8];
-    FORMAT(path, "%s.mask", s->path);
-    CHECK(!file_exists(path),
-          "%s is a mask of loss, and this version trains on every token: fine-tune a directory of "
-          "scripts/export/export_hub.py with another program, or remove the mask",
-          path);
-}
-
 static inline int shard_compare_paths(const void *a, const void *b) {
     return strcmp(((const Shard *)a)->path, ((const Shard *)b)->path); // glob's order depends on the locale
 }
