@@ -6,10 +6,10 @@ host.h: CPU cores and memory of this machine that the process may use.
                                  system does not report them
 
 A cgroup's limit applies to everything below it, so each level from the process's own cgroup to the root is read, in
-cgroup version 2 and version 1. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; levels
+cgroup version 2. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; levels
 that do not exist are skipped. Reclaimable page cache counts as available.
 `root` is "" or, in tests, a directory that contains proc/ and sys/.
-Sources: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; proc(5).
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst; proc(5).
 */
 #pragma once
 #include "files.h"
@@ -42,31 +42,22 @@ static inline bool host_number(const char *text, const char *key, uint64_t *valu
     return false;
 }
 
-// This process's path in the cgroup hierarchy of `controller` (version 1) or the unified one (version 2: NULL).
-static inline bool host_cgroup_path(const char *root, const char *controller, char *path, size_t size) {
+// This process's path in the cgroup hierarchy: the line 0::PATH.
+static inline bool host_cgroup_path(const char *root, char *path, size_t size) {
     char file[PATH_SIZE], text[16384], *rest = text;
     FORMAT(file, "%s/proc/self/cgroup", root);
     if (!host_read(file, text, sizeof(text))) return false;
-    for (char *line; (line = strsep(&rest, "\n")) != NULL;) { // ID:CONTROLLER,CONTROLLER:PATH
-        char *names = strchr(line, ':'), *at = names ? strchr(names + 1, ':') : NULL;
-        if (!at) continue;
-        *names++ = 0, *at++ = 0;
-        bool found = !controller && !*names;
-        for (char *name; controller && (name = strsep(&names, ",")) != NULL;)
-            found = found || strcmp(name, controller) == 0;
-        if (found) return snprintf(path, size, "%s", at) < (int)size;
-    }
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;)
+        if (strncmp(line, "0::", 3) == 0) return snprintf(path, size, "%s", line + 3) < (int)size;
     return false;
 }
 
-// Calls `level` for the process's cgroup directory in a hierarchy and for each of its parents.
-static inline void host_cgroup_levels(const char *root, const char *controller,
-                                      void (*level)(const char *directory, void *into), void *into) {
+// Calls `level` for the process's cgroup directory and for each of its parents.
+static inline void host_cgroup_levels(const char *root, void (*level)(const char *directory, void *into), void *into) {
     char path[PATH_SIZE], directory[2 * PATH_SIZE];
-    if (!host_cgroup_path(root, controller, path, sizeof(path))) return;
+    if (!host_cgroup_path(root, path, sizeof(path))) return;
     for (;;) {
-        snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s%s%s", root, controller ? "/" : "",
-                 controller ? controller : "", strcmp(path, "/") == 0 ? "" : path);
+        snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s", root, strcmp(path, "/") == 0 ? "" : path);
         level(directory, into);
         char *slash = strrchr(path, '/');
         if (!slash || !slash[1]) return;
@@ -81,17 +72,15 @@ static inline bool host_file_number(const char *directory, const char *name, uin
            host_read(path, text, sizeof(text)) && sscanf(text, "%" SCNu64, value) == 1;
 }
 
-// Lowers the available memory to the remaining memory of this cgroup (version 1 or 2).
+// Lowers the available memory to the remaining memory of this cgroup.
 static inline void host_memory_level(const char *directory, void *into) {
     HostMemory *m = (HostMemory *)into;
     char path[HOST_PATH_SIZE], stat[16384];
     uint64_t limit, used = 0, cached = 0;
-    bool version2 = host_file_number(directory, "memory.max", &limit);
-    if (!version2 && !host_file_number(directory, "memory.limit_in_bytes", &limit)) return;
-    if (!host_file_number(directory, version2 ? "memory.current" : "memory.usage_in_bytes", &used)) return;
+    if (!host_file_number(directory, "memory.max", &limit)) return;
+    if (!host_file_number(directory, "memory.current", &used)) return;
     snprintf(path, sizeof(path), "%s/memory.stat", directory);
-    if (host_read(path, stat, sizeof(stat)))
-        host_number(stat, version2 ? "inactive_file " : "total_inactive_file ", &cached);
+    if (host_read(path, stat, sizeof(stat))) host_number(stat, "inactive_file ", &cached);
     used -= cached < used ? cached : used;
     uint64_t left = limit > used ? limit - used : 0;
     if (left >= m->available) return;
@@ -105,29 +94,23 @@ static inline bool host_memory(const char *root, HostMemory *m) {
     if (!host_read(path, text, sizeof(text)) || !host_number(text, "MemAvailable:", &m->available)) return false;
     m->available *= 1024;
     m->limit = "this machine";
-    host_cgroup_levels(root, NULL, host_memory_level, m);
-    host_cgroup_levels(root, "memory", host_memory_level, m);
+    host_cgroup_levels(root, host_memory_level, m);
     return true;
 }
 
-// Lowers the number of cores to the quota of this cgroup (version 1 or 2): CPU microseconds per period.
+// Lowers the number of cores to the quota of this cgroup: CPU microseconds per period.
 static inline void host_cores_level(const char *directory, void *into) {
     char path[HOST_PATH_SIZE], text[256];
     uint64_t quota = 0, period = 0;
     int *cores = (int *)into;
     snprintf(path, sizeof(path), "%s/cpu.max", directory); // "QUOTA PERIOD" or "max PERIOD"
-    if (host_read(path, text, sizeof(text))) {
-        if (sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) return;
-    } else if (!host_file_number(directory, "cpu.cfs_quota_us", &quota) || // -1: no limit
-               !host_file_number(directory, "cpu.cfs_period_us", &period))
-        return;
+    if (!host_read(path, text, sizeof(text)) || sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) return;
     if (quota > 0 && period > 0 && quota / period < (uint64_t)*cores)
         *cores = min_int(*cores, max_int(1, (int)((quota + period - 1) / period)));
 }
 
 static inline int host_cores(const char *root) {
     int cores = omp_get_num_procs(); // cores in the affinity mask
-    host_cgroup_levels(root, NULL, host_cores_level, &cores);
-    host_cgroup_levels(root, "cpu", host_cores_level, &cores);
+    host_cgroup_levels(root, host_cores_level, &cores);
     return cores;
 }
