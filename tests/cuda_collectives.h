@@ -11,8 +11,7 @@ cuda_collectives.h: NCCL with one rank.
 static void collectives_of_one_rank(size_t count) {
     CUDA_CHECK(cudaGetDevice(&nccl.device));
     comm.on = true;
-    nccl_plan_roots();
-    NCCL_CHECK(ncclGetUniqueId(nccl.ids));
+    NCCL_CHECK(ncclGetUniqueId(&nccl.id));
     nccl_init();
     nccl_split(1);
     nccl_self_test(count * sizeof(grad_t));

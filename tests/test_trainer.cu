@@ -13,7 +13,6 @@ static bool operations_are_tested;
 #define NCCL_HOST_BYTES 112
 #define NCCL_EVENTS 256
 #define NCCL_WAITS 64
-#define NCCL_RANKS_PER_ROOT 2
 #define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
 #define PLANNED_FAULTS
 #include "../llmc/base/common.h"

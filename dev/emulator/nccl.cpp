@@ -19,9 +19,7 @@ ncclCommInitRank fails, with TEXT as the last error.
 CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: the collectives of this rank do not end from that number on, and TEXT is the
 error of the communicator.
 
-CUDA_ON_CPU_NCCL_JOINS=FILE: a rank that joins the others appends a line with the number of ids and NCCL_NVLS_ENABLE.
-The ids of several roots must be in the order of the ranks and from the first one of each part: with others NCCL does
-not start, or slowly.
+CUDA_ON_CPU_NCCL_JOINS=FILE: a rank that joins the others appends a line with NCCL_NVLS_ENABLE.
 */
 #include "internal.h"
 #include <algorithm>
@@ -48,8 +46,7 @@ struct Call {
     int detail; // root or operation
 };
 struct Shared {
-    std::atomic<int> ranks_here, pid[largest_ranks];
-    std::atomic<size_t> ids[largest_ranks];                          // a hash
+    std::atomic<int> ranks_here;
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
     std::atomic<int> connected[largest_names];                       // ranks, for the names in the order of calls
     Call calls[slots][largest_ranks];
@@ -176,38 +173,24 @@ void sum_floats(float *to, ncclComm_t comm, uint64_t number, size_t begin, size_
     }
 }
 
-// Whether the ids are those of all ranks, each from the first rank of its part.
-void check_ids(const char *call, const Shared *s, int ranks, int count, const ncclUniqueId *ids) {
-    for (int r = 0; r < ranks; r++)
-        if (s->ids[r] != s->ids[0]) fail("%s: rank %d has other ids than rank 0", call, r);
-    for (int p = 0; p < count && count > 1; p++) {
-        int first = p * (ranks / count) + std::min(p, ranks % count), pid = 0;
-        if (sscanf(ids[p].internal, "/proc/%d/", &pid) != 1 || pid != s->pid[first])
-            fail("%s: id %d is not from rank %d", call, p, first);
-    }
-}
-
-ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int count, const ncclUniqueId *ids) {
+ncclResult_t join(ncclComm_t *comm, int ranks, int rank, const ncclUniqueId &id) {
     if (getenv("CUDA_ON_CPU_NCCL_INIT")) { // a planned error: its text, with a newline as NCCL's texts have
         std::string text = getenv("CUDA_ON_CPU_NCCL_INIT");
         return fails(text.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage, text);
     }
-    if (enter(call) != cudaSuccess) return ncclUnhandledCudaError;
+    if (enter("ncclCommInitRank") != cudaSuccess) return ncclUnhandledCudaError;
     if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-    int fd = open(ids[0].internal, O_RDWR | O_CLOEXEC);
+    int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
     void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED) return ncclSystemError;
     Shared *shared = (Shared *)p;
-    shared->pid[rank] = (int)getpid();
-    shared->ids[rank] = std::hash<std::string>{}(std::string((const char *)ids, (size_t)count * sizeof(*ids)));
     ++shared->ranks_here;
     while (shared->ranks_here < ranks) usleep(1000);
-    check_ids(call, shared, ranks, count, ids);
     const char *path = getenv("CUDA_ON_CPU_NCCL_JOINS"), *nvls = getenv("NCCL_NVLS_ENABLE");
     FILE *f = path ? fopen(path, "a") : nullptr;
-    if (f) fprintf(f, "%d ids, NCCL_NVLS_ENABLE=%s\n", count, nvls ? nvls : ""), fclose(f);
+    if (f) fprintf(f, "NCCL_NVLS_ENABLE=%s\n", nvls ? nvls : ""), fclose(f);
     static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
     made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, {}, shared, {false}, {false}, {ncclSuccess}});
     return ncclSuccess;
@@ -229,15 +212,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
-    return join("ncclCommInitRank", comm, ranks, rank, 1, &id);
-}
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int ranks, int rank, int count, ncclUniqueId *ids,
-                                      ncclConfig_t *config) {
-    if (config) fail("ncclCommInitRankScalable: a configuration is not stood in for");
-    if (count < 1 || count > ranks)
-        return fails(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = " + std::to_string(count) +
-                                              ", nranks=" + std::to_string(ranks));
-    return join("ncclCommInitRankScalable", comm, ranks, rank, count, ids);
+    return join(comm, ranks, rank, id);
 }
 // The ranks of a color, in the order of their keys; the first one's memory is that of the new communicator.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {

@@ -10,19 +10,17 @@ comm_launch.h: detection of the launcher, this process's rank, and the rendezvou
                                    launch_limit() the process ends with a line. Ranks on one machine use shared memory,
                                    so that MPI opens no port
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI
-  int    launch_root(part, ranks, parts)
-                                   the first rank of a part, when the ranks are divided into equal parts
-  void   launch_connect(l, start, data, bytes, parts)
-                                   data [parts][bytes]: all ranks get each part from its root, then open the directory
-                                   of their states (watchdog.h)
+  void   launch_connect(l, start, data, bytes)
+                                   all ranks get the data of rank 0, then open the directory of their states
+                                   (watchdog.h)
 
 The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 creates it.
-  MPI       Rank 0 draws a random identity and broadcasts the path; the roots broadcast their data. Without --rendezvous
-            and --out the directory is in TMPDIR or /tmp, which serves one machine.
-  srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Each other
-            root writes its data to `root.RANK`. Rank 0 writes all data to `start`, for which the other ranks wait.
-            Files have mode 0600 and appear complete, by a rename; a file of another user is refused. Before they look
-            for a file, ranks open its parent, so that a network file system asks its server.
+  MPI       Rank 0 draws a random identity and broadcasts the path and the data. Without --rendezvous and --out the
+            directory is in TMPDIR or /tmp, which serves one machine.
+  srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Rank 0 writes
+            the data to `start`, for which the other ranks wait. The file has mode 0600 and appears complete, by a
+            rename; a file of another user is refused. Before they look for it, ranks open its parent, so that a network
+            file system asks its server.
 */
 // clang-format on
 #pragma once
@@ -99,10 +97,6 @@ static inline void launch_make_parent(const char *parent) {
 // Seconds that a start may take.
 static inline double launch_limit(const CommStart *start, int ranks) { return start->timeout + ranks / 10.0; }
 
-static inline int launch_root(int part, int ranks, int parts) {
-    return part * (ranks / parts) + min_int(part, ranks % parts);
-}
-
 // Rank 0 removes the directory at `path` if the start fails before watch_open, which replaces the hook.
 static inline void launch_abandon(int status) {
     (void)status;
@@ -159,7 +153,7 @@ static inline bool launch_make_directory(const char *parent, char *path) {
     return mkdtemp(made) && realpath(made, path); // the ranks may have other working directories
 }
 
-static inline void launch_connect_by_mpi(const CommStart *start, char *path, char *data, size_t bytes, int parts) {
+static inline void launch_connect_by_mpi(const CommStart *start, char *path, void *data, size_t bytes) {
     const char *temporary = getenv("TMPDIR") && *getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
     if (comm.rank == 0) {
         struct stat st; // a file in the place of --out: the options are refused later
@@ -171,8 +165,7 @@ static inline void launch_connect_by_mpi(const CommStart *start, char *path, cha
         launch_made(path);
     }
     MPI_OK(MPI_Bcast(path, PATH_SIZE, MPI_BYTE, 0, MPI_COMM_WORLD));
-    for (int p = 0; p < parts && bytes; p++)
-        MPI_OK(MPI_Bcast(data + p * bytes, (int)bytes, MPI_BYTE, launch_root(p, comm.ranks, parts), MPI_COMM_WORLD));
+    MPI_OK(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
     int failed = access(path, R_OK | W_OK | X_OK) == 0 ? comm.ranks : comm.rank, first = 0;
     MPI_OK(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
     if (first < comm.ranks && comm.rank == 0) watch_remove(); // before the launcher kills the other ranks
@@ -222,8 +215,8 @@ static inline Launch launch_by_slurm(int launched) {
     return l;
 }
 
-// Opens a file, and waits for rank `writer` to create it, or to create the directory of a file that is created here.
-static inline int launch_open(const char *file, int flags, const CommStart *start, int writer) {
+// Opens a file, and waits for rank 0 to create it.
+static inline int launch_open(const char *file, int flags, const CommStart *start) {
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
     int fd;
     struct stat st;
@@ -232,11 +225,10 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
         CHECK(errno == ENOENT || errno == ESTALE, "cannot open %s: %s", file, strerror(errno));
         DIR *parent = opendir(start->directory);
         if (parent) closedir(parent);
-        CHECK(
-            now_seconds() < until,
-            "rank %d on %s: rank %d has not written %s within %.0f s (--start-timeout): start all ranks with the same "
-            "--out or --rendezvous, in a directory that all machines share",
-            comm.rank, watch.self.host, writer, file, limit);
+        CHECK(now_seconds() < until,
+              "rank %d on %s: rank 0 has not written %s within %.0f s (--start-timeout): start all ranks with the same "
+              "--out or --rendezvous, in a directory that all machines share",
+              comm.rank, watch.self.host, file, limit);
         usleep(50000);
     }
     CHECK(fstat(fd, &st) == 0 && st.st_uid == geteuid(),
@@ -249,23 +241,23 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
 static inline void launch_write(const char *file, const CommStart *start, const void *data, size_t bytes) {
     char made[PATH_SIZE];
     FORMAT(made, "%s.new", file);
-    int fd = launch_open(made, O_WRONLY | O_CREAT | O_EXCL, start, 0), number = comm.ranks;
+    int fd = launch_open(made, O_WRONLY | O_CREAT | O_EXCL, start), number = comm.ranks;
     file_write(fd, &number, sizeof(number), made);
     file_write(fd, data, bytes, made);
     file_close_synced(fd, made);
     CHECK(rename(made, file) == 0, "cannot rename %s: %s", made, strerror(errno));
 }
 
-static inline void launch_read(const char *file, const CommStart *start, int writer, void *data, size_t bytes) {
-    int fd = launch_open(file, O_RDONLY, start, writer), number = 0;
+static inline void launch_read(const char *file, const CommStart *start, void *data, size_t bytes) {
+    int fd = launch_open(file, O_RDONLY, start), number = 0;
     CHECK(file_pread(fd, &number, sizeof(number), 0) && number == comm.ranks &&
               file_pread(fd, data, bytes, sizeof(number)),
-          "rank %d is one of %d, and rank %d one of %d: start all ranks with the same number of ranks", comm.rank,
-          comm.ranks, writer, number);
+          "rank %d is one of %d, and rank 0 one of %d: start all ranks with the same number of ranks", comm.rank,
+          comm.ranks, number);
     close(fd);
 }
 
-static inline void launch_exchange(const char *path, const CommStart *start, char *data, size_t bytes, int parts) {
+static inline void launch_exchange(const char *path, const CommStart *start, void *data, size_t bytes) {
     char file[PATH_SIZE];
     if (comm.rank == 0) {
         launch_make_parent(start->directory);
@@ -273,18 +265,12 @@ static inline void launch_exchange(const char *path, const CommStart *start, cha
               errno == EEXIST ? "; another start has the same job, step and restart" : "");
         launch_made(path);
     }
-    for (int p = 1; p < parts; p++) {
-        int root = launch_root(p, comm.ranks, parts);
-        FORMAT(file, "%s/root.%d", path, root);
-        if (comm.rank == root) launch_write(file, start, data + p * bytes, bytes);
-        if (comm.rank == 0) launch_read(file, start, root, data + p * bytes, bytes);
-    }
     FORMAT(file, "%s/start", path);
-    if (comm.rank == 0) launch_write(file, start, data, parts * bytes);
-    else launch_read(file, start, 0, data, parts * bytes);
+    if (comm.rank == 0) launch_write(file, start, data, bytes);
+    else launch_read(file, start, data, bytes);
 }
 
-static inline void launch_connect_by_files(const CommStart *start, char *path, char *data, size_t bytes, int parts) {
+static inline void launch_connect_by_files(const CommStart *start, char *path, void *data, size_t bytes) {
     static const char *const names[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
     char identity[400] = "";
     for (int i = 0, length = 0; i < 4; i++) {
@@ -304,15 +290,15 @@ static inline void launch_connect_by_files(const CommStart *start, char *path, c
         FORMAT(watch.self.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
         watch_clean_host(watch.self.host);
     }
-    launch_exchange(path, start, data, bytes, parts);
+    launch_exchange(path, start, data, bytes);
 }
 
-static inline void launch_connect(const Launch *l, const CommStart *start, void *data, size_t bytes, int parts) {
+static inline void launch_connect(const Launch *l, const CommStart *start, void *data, size_t bytes) {
     char path[PATH_SIZE] = "";
 #ifdef USE_MPI
-    if (l->mpi) launch_connect_by_mpi(start, path, (char *)data, bytes, parts);
+    if (l->mpi) launch_connect_by_mpi(start, path, data, bytes);
     else
 #endif
-        launch_connect_by_files(start, path, (char *)data, bytes, parts);
+        launch_connect_by_files(start, path, data, bytes);
     watch_open(path, l->rank, l->ranks);
 }

@@ -226,7 +226,7 @@ static inline void comm_open(const CommStart *start) {
     if (launched == 1) return;
     Launch l = launch_by_mpi(launched, start);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
-    launch_connect(&l, start, NULL, 0, 1);
+    launch_connect(&l, start, NULL, 0);
     thread_start(&comm_mpi.thread, comm_thread, NULL, "for communication");
     comm.on = true;
 }

@@ -13,8 +13,7 @@ used only at the start) or by srun without MPI.
             groups by an all-reduce. The sums of switches (NVLS) are not repeatable, so NVLS is off, except with
             --no-deterministic and NCCL_NVLS_ENABLE. All ranks have the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
-  start     ncclCommInitRank has one root, to which every rank connects. From 256 ranks on there is one root per 128
-            ranks (ncclCommInitRankScalable of NCCL 2.23 and later), on different machines
+  start     ncclCommInitRank has one root, rank 0, to which every rank connects
   rejected  Registered buffers: windows (ncclCommWindowRegister, NCCL 2.27) require parameters and gradients in memory
             of ncclMemAlloc, in pages of 2 MiB and of one size on all ranks. They save NCCL's copies and latency within
             an NVLink domain, for small messages above all. Buckets of many ranks have 128 MiB, the backward hides most
@@ -78,21 +77,6 @@ static inline Launch nccl_launch(int launched, const CommStart *start) {
 #endif
 }
 
-// NCCL 2.23 and later divide a start among several roots, each of which joins the ranks of its part.
-static inline void nccl_plan_roots(void) {
-    nccl.roots = NCCL_VERSION_CODE < 22300 ? 1 : max_int(1, comm.ranks / NCCL_RANKS_PER_ROOT);
-    nccl.ids = (ncclUniqueId *)checked_calloc(nccl.roots, sizeof(*nccl.ids));
-}
-static inline void nccl_join(ncclComm_t *handle) {
-#if NCCL_VERSION_CODE >= 22300
-    if (nccl.roots > 1) {
-        NCCL_CHECK(ncclCommInitRankScalable(handle, comm.ranks, comm.rank, nccl.roots, nccl.ids, NULL));
-        return;
-    }
-#endif
-    NCCL_CHECK(ncclCommInitRank(handle, comm.ranks, nccl.ids[0], comm.rank));
-}
-
 static inline void comm_open(const CommStart *start) {
     int launched = launch_process_count();
     if (launched == 1) return;
@@ -101,11 +85,9 @@ static inline void comm_open(const CommStart *start) {
     int count = nccl_choose_device(&l, &status);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     setenv("NCCL_NVLS_ENABLE", "0", !start->nvls); // see numerics
-    nccl_plan_roots();
     ncclResult_t id_status = ncclSuccess;
-    for (int p = 0; p < nccl.roots && count > 0; p++)
-        if (l.rank == launch_root(p, l.ranks, nccl.roots)) id_status = ncclGetUniqueId(&nccl.ids[p]);
-    launch_connect(&l, start, nccl.ids, sizeof(*nccl.ids), nccl.roots);
+    if (l.rank == 0 && count > 0) id_status = ncclGetUniqueId(&nccl.id);
+    launch_connect(&l, start, &nccl.id, sizeof(nccl.id));
 #ifdef USE_MPI
     watch_wait_begin();
     if (l.mpi) MPI_OK(MPI_Finalize());
@@ -166,7 +148,7 @@ static inline void nccl_init(void) {
     size_t before = nccl_free_bytes();
     ncclComm_t handle = NULL;
     watch_wait_begin();
-    nccl_join(&handle);
+    NCCL_CHECK(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank));
     watch_wait_end();
     nccl.handle = handle;
     nccl.device_bytes = before - min_size(before, nccl_free_bytes());
@@ -347,7 +329,6 @@ static inline void comm_close(void) {
     if (!comm.on) return;
     watch_stage(STAGE_END);
     comm.on = false;
-    free(nccl.ids);
     if (!nccl.handle) return;
     comm_barrier();
     NCCL_SET(stop, true);

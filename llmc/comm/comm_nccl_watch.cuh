@@ -19,13 +19,11 @@ before the program ends.
 #define NCCL_HOST_BYTES (16 << 10)
 #define NCCL_EVENTS 2048
 #define NCCL_WAITS 512
-#define NCCL_RANKS_PER_ROOT 128 // from two roots on
 #endif
 
 static struct {
     int device;
-    ncclUniqueId *ids; // [roots]
-    int roots;
+    ncclUniqueId id;
     // all ranks, NULL until the first collective; this group; the ranks with this place in their groups, or NULL
     ncclComm_t handle, group, across;
     cudaStream_t stream;

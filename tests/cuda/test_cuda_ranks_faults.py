@@ -187,13 +187,9 @@ def test_rendezvous(odd):
 
 
 @pytest.mark.bf16
-@pytest.mark.parametrize(
-    ("ranks", "roots", "options", "nvls"),
-    [(5, 2, "", 0), (3, 1, "--no-deterministic", 1), (2, 1, "", 0)],  # five ranks have roots 0 and 3
-    ids=["5 ranks", "3 ranks and --no-deterministic", "2 ranks"],
-)
-def test_roots(odd, ranks, roots, options, nvls):
-    """several roots join many ranks, and NCCL reads NCCL_NVLS_ENABLE with --no-deterministic alone"""
+@pytest.mark.parametrize(("ranks", "options", "nvls"), [(3, "--no-deterministic", 1), (2, "", 0)])
+def test_nvls(odd, ranks, options, nvls):
+    """NCCL reads NCCL_NVLS_ENABLE with --no-deterministic alone"""
     size = f"--batch-size 2 --total-batch {14 * ranks} --steps 1"
     run_ranks(odd, ranks, MODEL, size, options, env="NCCL_NVLS_ENABLE=1 CUDA_ON_CPU_NCCL_JOINS=joins").done()
-    assert (odd / "joins").read_text().splitlines() == ranks * [f"{roots} ids, NCCL_NVLS_ENABLE={nvls}"]
+    assert (odd / "joins").read_text().splitlines() == ranks * [f"NCCL_NVLS_ENABLE={nvls}"]
