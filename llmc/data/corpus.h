@@ -5,8 +5,7 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
               A backslash makes the next character part of the path, for spaces. A weight is a share of the windows that
               are read; weights are normalized to sum to 1. A text that is the name of a file or directory, or that has
               no colon, is one path: a pattern may begin with NAME=, as in lang=en/train_*.bin.
-  directory   train_*.bin, val_*.bin and corpus.json, which is written last. A directory without corpus.json is
-              rejected if it has temporary files of an interrupted program; otherwise all of its shards are used.
+  directory   train_*.bin, val_*.bin and corpus.json, which is written last
   corpus.json Keys read here: "vocab_size" (greater than every token id), "separator" {"token", "place": "before" or
               "after" a document}, "tokenizer" (a name; "bytes": tokens are bytes), and "shards" [{"file", "tokens"}],
               the files that the directory must have.
@@ -124,23 +123,6 @@ static inline Separator corpus_separator(const cJSON *json, const char *path, ui
     return s;
 }
 
-// Exits if a directory without corpus.json has files that data/prepare.py (progress.json) or text_to_shards (temporary
-// names) leave when they are interrupted, or has while they run.
-static inline void corpus_check_finished(const char *path) {
-    DIR *directory = opendir(path);
-    CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        const char *name = entry->d_name, *suffix = strrchr(name, '.');
-        bool split = strncmp(name, "train_", 6) == 0 || strncmp(name, "val_", 4) == 0;
-        CHECK(strcmp(name, "progress.json") != 0 && strcmp(name, "corpus.json.tmp") != 0 &&
-                  !(split && suffix && strcmp(suffix, ".tmp") == 0),
-              "%s is unfinished: it has %s and no corpus.json; run the program that creates it again (data/prepare.py "
-              "continues where it stopped)",
-              path, name);
-    }
-    closedir(directory);
-}
-
 // The corpus.json of a directory, for cJSON_Delete; NULL if `path` is not a directory with one.
 static inline cJSON *corpus_read(const char *path) {
     struct stat file;
@@ -148,10 +130,7 @@ static inline cJSON *corpus_read(const char *path) {
     char name[PATH_MAX + 32];
     size_t size = 0;
     FORMAT(name, "%s/corpus.json", path);
-    if (!file_exists(name)) {
-        corpus_check_finished(path);
-        return NULL;
-    }
+    if (!file_exists(name)) return NULL;
     char *text = file_read(name, 64 << 20, &size);
     CHECK(text != NULL, "cannot read %s: %s", name, strerror(errno));
     CHECK(json_bounded(text, size), "%s has more than %d JSON values: create the corpus again with larger shards", name,

@@ -190,6 +190,10 @@ static inline void dataloader_set_weights(DataLoader *l) {
 static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const CorpusSpec *item) {
     CorpusInfo info;
     bool described = corpus_read_info(item->path, &info);
+    CHECK(described || !directory_exists(item->path),
+          "%s has no corpus.json: it is unfinished, or no corpus: run the program that creates it again, or specify "
+          "shards by a pattern, '%s/*.bin'",
+          item->path, item->path);
     CHECK(
         info.vocab_size <= l->V,
         "the token ids of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more; with --init use "

@@ -157,15 +157,8 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
         shards_add(&list, name);
     }
     closedir(directory);
-    FORMAT(name, "%s/corpus.json", path);
-    CHECK(list.count > 0 || !file_exists(name),
-          "%s is a corpus without %s_*.bin: create it again%s, or specify other data", path, split,
+    CHECK(list.count > 0, "%s is a corpus without %s_*.bin: create it again%s, or specify other data", path, split,
           strcmp(split, "val") == 0 ? " without --val-fraction 0 and --val-tokens 0" : "");
-    CHECK(
-        list.count > 0,
-        "%s has no %s_*.bin: it is not a corpus (shards and corpus.json); specify shards of other names by a pattern, "
-        "'%s/*.bin'",
-        path, split, path);
     return list;
 }
 

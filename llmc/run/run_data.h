@@ -21,12 +21,6 @@ static inline void run_data_open(DataLoader *loader, const Options *o, const cha
               corpus->path);
     }
     loader->documents = o->doc_mask;
-    struct stat file;
-    for (int i = 0; i < loader->corpus_count; i++) {
-        const Corpus *corpus = &loader->corpora[i];
-        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
-            printf("--%s %s has no corpus.json: its shards are used without a description\n", option, corpus->path);
-    }
     dataloader_check_distinct_files(loader);
 }
 

@@ -357,6 +357,7 @@ def place(tmp_path):
     (tmp_path / "corpus").mkdir()
     text_shard(tmp_path / "corpus/train_000000.bin", 60000, 1)
     text_shard(tmp_path / "corpus/val_000000.bin", 6000, 7000)
+    (tmp_path / "corpus/corpus.json").write_text('{"format": 1, "vocab_size": 256}')
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from choices import Example, write_choices
 from program import DONE, FAILED, SIGNALLED, Started, checkpoint, linked_with, lose_checkpoints, overwrite, records, run
-from program import run_trainer, saved, trainer
+from program import run_trainer, saved, trainer, write_corpus
 from small_runs import ENDLESS, MODEL, TWELVE, command, expect_whole, resume, start
 
 
@@ -175,8 +175,8 @@ def test_absent_files(short, every_4):
 @pytest.mark.parametrize("name", ["corpus.json", "tokenizer.bin"])
 def test_description_that_is_gone(short, name):
     """a file of a corpus that is a link to nothing is refused, not taken for absent"""
-    (short / "corpus").mkdir()
-    shutil.copy(short / "train.bin", short / "corpus/train_000000.bin")
+    write_corpus(short / "corpus", 1, 1, {"vocab_size": 256})
+    (short / "corpus" / name).unlink(missing_ok=True)
     (short / "corpus" / name).symlink_to("nothing")
     options = "--train-data corpus --steps 2 --sample-every 1"
     run_trainer(MODEL, options, cwd=short).one_line(FAILED, f"corpus/{name}")

@@ -23,11 +23,11 @@ def first_tokens(data, length, vocab=256, batch_size=1):
 
 
 def test_refused_paths(tmp_path):
-    """a pattern without files, a directory without shards and a pipe are rejected by name"""
+    """a pattern without files, a directory that is no corpus and a pipe are rejected by name"""
     write_shard(tmp_path / "good.bin", range(6))  # the least that is accepted
     assert evaluate(tmp_path / "good.bin").done().err == ""
     evaluate(tmp_path / "none_*.bin").one_line(FAILED, "no file matches")
-    assert str(tmp_path) in evaluate(tmp_path).one_line(FAILED, "no val_").err
+    assert str(tmp_path) in evaluate(tmp_path).one_line(FAILED, "no corpus.json").err
     os.mkfifo(tmp_path / "bad.bin")
     assert "/bad.bin" in evaluate(tmp_path / "*.bin").one_line(FAILED, "not a regular file").err
 

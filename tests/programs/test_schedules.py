@@ -148,6 +148,7 @@ def test_modified_data(corpus, tmp_path):
     data.mkdir()
     for name in ("train_0.bin", "val_0.bin"):
         shutil.copy(corpus / "train.bin", data / name)
+    (data / "corpus.json").write_text('{"format": 1, "vocab_size": 256}')
     run_trainer("--train-data", data, SHAPE, BATCH, "--steps 4 --stop-after 1 --out", run).done()
     assert not resume(run, "--stop-after 2").done().err
     shard, size = data / "train_0.bin", (data / "train_0.bin").stat().st_size

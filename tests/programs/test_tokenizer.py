@@ -98,7 +98,7 @@ def test_refused_tokenizers(toy, options, words):
     run_trainer("--threads 1 --seq-len 16", options, cwd=toy).one_line(FAILED, words)
 
 
-@pytest.mark.parametrize("other", ["table", "plain"])
+@pytest.mark.parametrize("other", ["table", "plain/*.bin"])
 def test_corpora_of_bytes(toy, other):
     """corpora of bytes have one tokenizer, with and without a table, and one of unknown tokens may be read with them"""
     options = f"--train-data bytes --val-data {other} --steps 1 --sample-every 1 --prompt ab"
