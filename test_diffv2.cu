@@ -117,7 +117,6 @@ static const Case cuda_cases[] = {
     {&attention_split_check, {2, 16384, 32, 8, 128, 2100, 1, 1, 0}, 0, "one group"},
     {&attention_split_check, {2, 16384, 32, 8, 128, 2000, 1, 1, 1}, 0, "one group does not fit"},
     {&attention_split_check, {1, 32768, 32, 8, 128, 9000, 1, 1, 0}, 0, "32K positions, one group"},
-    {&attention_split_check, {4, 32768, 32, 8, 128, 9000, 1, 1, 1}, 0, "32 calls"},
     {&attention_split_check, {1, 32768, 32, 8, 128, 1024, 1, 1, 1}, 0, "32K positions, one group does not fit"},
 #endif
     {&attention_nan_check, {150, 2, 2, 64, 0, 0}, 0, "attention"},

@@ -16,8 +16,7 @@ attention_warning prints the reason and the remedy.
              attention_limit, a call computes fewer sequences or, if one sequence is too large, fewer groups of heads (a
              key/value head with the query heads that read it), provided that lse stays aligned. No sum crosses
              sequences or groups, so the result is bitwise equal to the result of one call. The limit is half of the
-             device memory that the run does not use. If one group of one sequence is too large, or the calls are many,
-             attention_warning says what --no-deterministic saves.
+             device memory that the run does not use. One group of one sequence may be larger.
   documents  With --doc-mask a call computes up to `sequences` documents, each as a sequence of its own: cuDNN reads
              their lengths and offsets (attention_documents.cuh). A batch of more documents takes several calls, so the
              number per call (attention_slots) decides the workspace and the time, not the result.

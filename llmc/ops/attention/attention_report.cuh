@@ -6,7 +6,7 @@ attention_report.cuh: the text that names the backend of attention, the warnings
 #include "attention_mma.cuh"
 #include "attention_plans.cuh"
 
-enum { ATTENTION_TEXT = 4 * ATTENTION_WHY, MANY_CALLS = 16 };
+enum { ATTENTION_TEXT = 4 * ATTENTION_WHY };
 
 static inline void attention_append(char *text, const char *format, ...) {
     size_t used = strlen(text);
@@ -84,50 +84,20 @@ static inline const char *attention_backend(void) {
 // ---------------------------------------------------------------------------------------------------
 // Warnings
 
-static inline bool attention_is_deterministic(const AttentionPlan *p) {
-    return p->parts && p->backward && attention_state.options.deterministic;
-}
-
-// The workspace of a backward without the requirement of determinism.
-static inline size_t attention_loose_bytes(const AttentionPlan *p) {
-    AttentionPlan loose = *p;
-    attention_state.options.deterministic = false;
-    size_t bytes = attention_try_cudnn(&loose) ? attention_bytes(&loose) : attention_bytes(p);
-    attention_state.options.deterministic = true;
-    return bytes;
-}
-
 // The memory of the workspace that --no-deterministic saves.
 static inline size_t attention_deterministic_bytes(void) {
-    size_t bytes = 0, loose = 0;
+    size_t bytes = 0, least = 0;
+    const bool deterministic = attention_state.options.deterministic;
+    attention_state.options.deterministic = false;
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
+        AttentionPlan loose = *p;
         bytes = max_size(bytes, attention_bytes(p));
-        loose = max_size(loose, attention_is_deterministic(p) ? attention_loose_bytes(p) : attention_bytes(p));
+        bool other = deterministic && p->parts && p->backward && attention_try_cudnn(&loose);
+        least = max_size(least, attention_bytes(other ? &loose : p));
     }
-    return bytes > loose ? bytes - loose : 0;
-}
-
-// A deterministic backward whose workspace exceeds the limit, or that takes many calls because of the limit.
-static inline bool attention_warn_calls(char *text, AttentionPlan *p) {
-    int n = p->documents ? attention_slots(p->shape) : p->shape.B;
-    int calls = (n + p->sequences - 1) / max_int(1, p->sequences) * (p->shape.NKV / max_int(1, p->groups));
-    bool fits = p->plan_bytes <= attention_limit;
-    if (p->reported || !attention_is_deterministic(p) || (fits && calls <= MANY_CALLS)) return false;
-    const double GIB = 1 << 30;
-    p->reported = true;
-    size_t loose = attention_loose_bytes(p);
-    if (loose >= attention_bytes(p)) return false; // as on a B200
-    attention_append(text, "attention's deterministic backward needs %.3g GiB of workspace ",
-                     (double)attention_bytes(p) / GIB);
-    if (fits) attention_append(text, "in each of %d calls per layer", calls);
-    else
-        attention_append(text, "for %d of %d groups of heads of one sequence, more than the limit of %.3g GiB",
-                         p->groups, p->shape.NKV, (double)attention_limit / GIB);
-    attention_append(text,
-                     "; with --no-deterministic it needs %.3g GiB and is faster, but results vary in the last bits",
-                     (double)loose / GIB);
-    return true;
+    attention_state.options.deterministic = deterministic;
+    return bytes > least ? bytes - least : 0;
 }
 
 // Shapes that the built-in kernel computes for one reason.
@@ -165,9 +135,7 @@ static inline const char *attention_warning(void) {
         attention_state.ignored = NULL;
         return text;
     }
-    for (int i = 0; i < attention_state.count; i++) {
-        AttentionPlan *p = &attention_state.plans[i];
-        if (attention_warn_refused(text, p) || attention_warn_calls(text, p)) return text;
-    }
+    for (int i = 0; i < attention_state.count; i++)
+        if (attention_warn_refused(text, &attention_state.plans[i])) return text;
     return NULL;
 }
