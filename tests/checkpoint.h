@@ -380,7 +380,7 @@ static void test_checkpoint_wrong_tensors(void) {
         if (*cases[i].add) specs[count++] = ckpt_spec(cases[i].add, DTYPE_F32, head ? 2 : 1, head ? 11 : 3, 12);
         real zeros[512];
         memset(zeros, 0, sizeof(zeros));
-        SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", other), specs, count, true);
+        SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", other), specs, count);
         for (int t = 0; t < count; t++) {
             if (t == count - 1 && head && cases[i].word) zeros[11 * 12 - 1] = 1; // the last element of the head
             safetensors_write(w, t, 0, zeros, DTYPE_OF(real), safetensors_spec_elements(&specs[t]));

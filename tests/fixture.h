@@ -53,7 +53,7 @@ static inline void fixture_write_weights(const Fixture *f) {
         s->dtype = t->dtype, s->ndim = t->ndim;
         memcpy(s->shape, t->shape, sizeof(s->shape));
     }
-    SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", f->dir.path), specs, count, true);
+    SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", f->dir.path), specs, count);
     for (int i = 0; i < count; i++) {
         size_t elements = safetensors_spec_elements(&specs[i]);
         float *values = (float *)checked_calloc(elements, sizeof(float));

@@ -111,7 +111,7 @@ static void test_safetensors_round_trip(void) {
     };
     double x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (i - 10) * 0.25; // exact in all types
-    SafeTensorsWriter *w = safetensors_create(path, specs, 6, true);
+    SafeTensorsWriter *w = safetensors_create(path, specs, 6);
     for (int t = 5; t >= 0; t--) // a regular file takes parts in any order
         for (size_t n = safetensors_spec_elements(&specs[t]), half = n / 2, k = 0; k < 2; k++)
             safetensors_write(w, t, k ? 0 : half, k ? x : x + half, DTYPE_F64, k ? half : n - half);
@@ -146,10 +146,11 @@ static void test_safetensors_round_trip(void) {
     EXPECT(one && one->count == 1 && empty && empty->count == 0 && !safetensors_find(s, "none"), "the list of tensors");
     safetensors_close(s);
 
-    w = safetensors_create(path, specs, 0, false);
+    w = safetensors_create(path, specs, 0);
     safetensors_finish(w);
     text = ckpt_read_file(path, &size);
-    EXPECT(size == 16 && memcmp(text + 8, "{}      ", 8) == 0, "an empty file has %zu bytes", size);
+    EXPECT(size == 40 && memcmp(text + 8, "{\"__metadata__\":{\"format\":\"pt\"}}", 32) == 0,
+           "an empty file has %zu bytes", size);
     free(text);
     s = safetensors_open(path);
     EXPECT(s->count == 0 && !safetensors_find(s, "x"), "an empty file has %zu tensors", s->count);
@@ -251,7 +252,7 @@ static void test_safetensors_sharded(void) {
     for (int i = 0; i < 3; i++) {
         SafeTensorSpec spec = ckpt_spec(names[i], DTYPE_F32, 1, 1, 0);
         double x = i + 1;
-        SafeTensorsWriter *w = safetensors_create(test_text("%s/%d.safetensors", d.path, i), &spec, 1, true);
+        SafeTensorsWriter *w = safetensors_create(test_text("%s/%d.safetensors", d.path, i), &spec, 1);
         safetensors_write(w, 0, 0, &x, DTYPE_F64, 1);
         safetensors_finish(w);
     }

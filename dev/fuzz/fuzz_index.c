@@ -18,7 +18,7 @@ static void write_part(const char *file, const char *first, const char *second) 
     FORMAT(specs[0].name, "%s", first);
     FORMAT(specs[1].name, "%s", second);
     for (int i = 0; i < 2; i++) specs[i].dtype = DTYPE_F16, specs[i].ndim = 1, specs[i].shape[0] = 2;
-    SafeTensorsWriter *w = safetensors_create(path, specs, 2, true);
+    SafeTensorsWriter *w = safetensors_create(path, specs, 2);
     for (int i = 0; i < 2; i++) safetensors_write(w, i, 0, values, DTYPE_F64, 2);
     safetensors_finish(w);
 }

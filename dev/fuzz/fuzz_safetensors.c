@@ -48,7 +48,7 @@ static void seed_types(void) {
         small[t].ndim = t < DTYPE_COUNT ? 2 : 0;
         small[t].shape[0] = 2, small[t].shape[1] = 3;
     }
-    SafeTensorsWriter *w = safetensors_create(to, small, DTYPE_COUNT + 1, false);
+    SafeTensorsWriter *w = safetensors_create(to, small, DTYPE_COUNT + 1);
     for (int t = 0; t <= DTYPE_COUNT; t++) safetensors_write(w, t, 0, values, DTYPE_F64, t < DTYPE_COUNT ? 6 : 1);
     safetensors_finish(w);
 }
@@ -73,7 +73,7 @@ static void seed_elsewhere(void) {
         stored[count++] = spec;
     }
     FORMAT(to, "%s/elsewhere", fuzz_seed_path);
-    SafeTensorsWriter *w = safetensors_create(to, stored, count, false);
+    SafeTensorsWriter *w = safetensors_create(to, stored, count);
     for (int i = 0; i < count; i++) {
         size_t elements = 1;
         for (int d = 0; d < stored[i].ndim; d++) elements *= stored[i].shape[d];

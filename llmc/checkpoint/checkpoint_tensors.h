@@ -165,7 +165,7 @@ static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const T
     int count = 0;
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype, &count);
     SafeTensorsWriter *w =
-        create ? safetensors_create(path, specs, count, true) : safetensors_open_existing(path, specs, count, true);
+        create ? safetensors_create(path, specs, count) : safetensors_open_existing(path, specs, count);
     free(specs);
     return w;
 }
@@ -272,7 +272,7 @@ static inline void checkpoint_check_size(const CheckpointBuffers *b) {
     int count = 0, part_count = checkpoint_optimizer_parts(b, parts);
     size_t size = 0;
     SafeTensorSpec *specs = checkpoint_specs(b->tensors, parts, part_count, DTYPE_F32, &count);
-    char *header = safetensors_header(specs, count, true, &size);
+    char *header = safetensors_header(specs, count, &size);
     CHECK(size <= SAFETENSORS_HEADER_LIMIT && json_bounded(header, size),
           "a checkpoint of this model has %d tensors of optimizer state, more than --resume can read: use fewer "
           "--experts or --layers",

@@ -1,12 +1,12 @@
 /*
 safetensors_writer.h: writing of tensors to a file in the format of safetensors.h.
 
-  SafeTensorsWriter *safetensors_create(path, specs, count, metadata)         metadata: write {"format":"pt"}
-  SafeTensorsWriter *safetensors_begin(fd, path, specs, count)                an open file; with metadata
-  SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)  a file that another process has created
-  void safetensors_write(w, tensor, first, host, dtype, count)                converts to the tensor's type
-  void safetensors_finish(w)                                                  after all elements: fsync and close
-  void safetensors_close_writer(w)                                            closes the file; others write the rest
+  SafeTensorsWriter *safetensors_create(path, specs, count)
+  SafeTensorsWriter *safetensors_begin(fd, path, specs, count)          an open file
+  SafeTensorsWriter *safetensors_open_existing(path, specs, count)      a file that another process has created
+  void safetensors_write(w, tensor, first, host, dtype, count)          converts to the tensor's type
+  void safetensors_finish(w)                                            after all elements: fsync and close
+  void safetensors_close_writer(w)                                      closes the file; others write the rest
 
 The header depends only on the list of tensors. Its length is a multiple of 8, so that the data are aligned. Parts of a
 file may be written in any order. A file of safetensors_begin, which may be a device or a pipe, is written in order.
@@ -38,11 +38,11 @@ static inline size_t safetensors_spec_elements(const SafeTensorSpec *s) {
     return count;
 }
 
-static inline char *safetensors_header(const SafeTensorSpec *specs, int count, bool metadata, size_t *size) {
+static inline char *safetensors_header(const SafeTensorSpec *specs, int count, size_t *size) {
     char *text = NULL;
     FILE *f = open_memstream(&text, size);
     CHECK(f != NULL, "out of memory for a safetensors header");
-    fprintf(f, "{%s%s", metadata ? "\"__metadata__\":{\"format\":\"pt\"}" : "", metadata && count ? "," : "");
+    fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"}%s", count ? "," : "");
     uint64_t begin = 0;
     for (int i = 0; i < count; i++) {
         const SafeTensorSpec *s = &specs[i];
@@ -61,7 +61,7 @@ static inline char *safetensors_header(const SafeTensorSpec *specs, int count, b
 }
 
 static inline SafeTensorsWriter *safetensors_open_writer(int fd, const char *path, const SafeTensorSpec *specs,
-                                                         int count, bool metadata, bool create) {
+                                                         int count, bool create) {
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
@@ -70,7 +70,7 @@ static inline SafeTensorsWriter *safetensors_open_writer(int fd, const char *pat
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
     w->fd = fd;
     size_t size = 0;
-    char *header = safetensors_header(specs, count, metadata, &size);
+    char *header = safetensors_header(specs, count, &size);
     uint64_t length = size;
     if (create) {
         file_write(w->fd, &length, 8, path);
@@ -84,21 +84,19 @@ static inline SafeTensorsWriter *safetensors_open_writer(int fd, const char *pat
         w->begin[i + 1] = w->begin[i] + safetensors_spec_elements(&specs[i]) * dtype_size(specs[i].dtype);
     return w;
 }
-static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
-                                                    bool metadata) {
-    return safetensors_open_writer(file_create(path), path, specs, count, metadata, true);
+static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count) {
+    return safetensors_open_writer(file_create(path), path, specs, count, true);
 }
 static inline SafeTensorsWriter *safetensors_begin(int fd, const char *path, const SafeTensorSpec *specs, int count) {
-    SafeTensorsWriter *w = safetensors_open_writer(fd, path, specs, count, true, true);
+    SafeTensorsWriter *w = safetensors_open_writer(fd, path, specs, count, true);
     w->in_order = true;
     return w;
 }
-static inline SafeTensorsWriter *safetensors_open_existing(const char *path, const SafeTensorSpec *specs, int count,
-                                                           bool metadata) {
+static inline SafeTensorsWriter *safetensors_open_existing(const char *path, const SafeTensorSpec *specs, int count) {
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     CHECK(fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
           strerror(errno));
-    return safetensors_open_writer(fd, path, specs, count, metadata, false);
+    return safetensors_open_writer(fd, path, specs, count, false);
 }
 
 static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t first, const void *host, DType dtype,
