@@ -57,7 +57,6 @@ static inline int option_parse(Options *o, FILE *errors, int count, char **argum
         return next ? 2 : 1;
     }
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
-    const Removed *gone = NULL;
     int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
     if (o->given[r]) {
@@ -69,9 +68,6 @@ static inline int option_parse(Options *o, FILE *errors, int count, char **argum
         fprintf(errors, "--%s takes no value, not '%s'%s%s\n", row->name, option_shown(shown, value),
                 row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value) fprintf(errors, "--%s requires a value: %s\n", row->name, option_accepts(accepts, row));
-    else if (value && (gone = removed_value(row->name, value)) != NULL)
-        fprintf(errors, "--%s %s was removed: %s; the last revision with it is %s\n", gone->name, gone->value,
-                gone->instead, gone->revision);
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
         errno = 0;
