@@ -105,7 +105,7 @@ static inline void resume_check_lost(const char *out) {
           path, saved);
     CHECK(!last || directory_exists(path),
           "%s is missing, but log.jsonl has %" PRId64 " steps: restore the directory, which may have been moved or not "
-          "be mounted; if the run has never saved a checkpoint, create it empty to start again from step 0",
+          "be mounted",
           path, last);
 }
 
