@@ -20,36 +20,19 @@ bandwidth of the memory and the link to other GPUs, from the same data sheets an
 #pragma once
 #include "../base/common.h"
 
-typedef enum {
-    SHEET_A100,
-    SHEET_AMPERE_CARDS,
-    SHEET_H100,
-    SHEET_H200,
-    SHEET_GH200,
-    SHEET_HGX_BLACKWELL,
-    SHEET_NVL72,
-    SHEET_L40S,
-    SHEET_L40,
-    SHEET_L4,
-    WHITEPAPER_GA102,
-    WHITEPAPER_ADA,
-    WHITEPAPER_RTX_BLACKWELL
-} PeakSource;
-static const char *const peak_source_names[] = {
-    "NVIDIA A100 Tensor Core GPU data sheet",
-    "NVIDIA A10, A30, A40 data sheets",
-    "NVIDIA H100 Tensor Core GPU data sheet",
-    "NVIDIA H200 Tensor Core GPU data sheet",
-    "NVIDIA GH200 Grace Hopper Superchip data sheet",
-    "NVIDIA HGX B200 and B300 data sheet (36 PFLOPS sparse of 8 GPUs)",
-    "NVIDIA GB200 and GB300 NVL72 data sheets (360 PFLOPS sparse of 72 GPUs)",
-    "NVIDIA L40S data sheet",
-    "NVIDIA L40 data sheet",
-    "NVIDIA L4 data sheet",
-    "NVIDIA Ampere GA102 GPU Architecture whitepaper",
-    "NVIDIA Ada GPU Architecture whitepaper",
-    "NVIDIA RTX Blackwell GPU Architecture whitepaper",
-};
+static const char SHEET_A100[] = "NVIDIA A100 Tensor Core GPU data sheet";
+static const char SHEET_AMPERE_CARDS[] = "NVIDIA A10, A30, A40 data sheets";
+static const char SHEET_H100[] = "NVIDIA H100 Tensor Core GPU data sheet";
+static const char SHEET_H200[] = "NVIDIA H200 Tensor Core GPU data sheet";
+static const char SHEET_GH200[] = "NVIDIA GH200 Grace Hopper Superchip data sheet";
+static const char SHEET_HGX_BLACKWELL[] = "NVIDIA HGX B200 and B300 data sheet (36 PFLOPS sparse of 8 GPUs)";
+static const char SHEET_NVL72[] = "NVIDIA GB200 and GB300 NVL72 data sheets (360 PFLOPS sparse of 72 GPUs)";
+static const char SHEET_L40S[] = "NVIDIA L40S data sheet";
+static const char SHEET_L40[] = "NVIDIA L40 data sheet";
+static const char SHEET_L4[] = "NVIDIA L4 data sheet";
+static const char WHITEPAPER_GA102[] = "NVIDIA Ampere GA102 GPU Architecture whitepaper";
+static const char WHITEPAPER_ADA[] = "NVIDIA Ada GPU Architecture whitepaper";
+static const char WHITEPAPER_RTX_BLACKWELL[] = "NVIDIA RTX Blackwell GPU Architecture whitepaper";
 
 typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
 // Whether mma.sync multiplies FP8 faster than bf16 (mma.cuh). If not, products of experts (expert_gemm.cuh) stay in
@@ -68,7 +51,7 @@ typedef struct {
     double memory_gb, memory_gbs; // capacity; bandwidth
     double link_gbs;              // to other GPUs of the machine, per direction: NVLink, else PCI Express
     DeviceGeneration generation;  // CARD: GDDR memory, no fast link
-    PeakSource source;
+    const char *source;
 } DevicePeak;
 // clang-format off
 static const DevicePeak device_peaks[] = {

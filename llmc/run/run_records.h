@@ -32,7 +32,7 @@ typedef struct {
 static inline Peak peak_find(void) {
     const DevicePeak *rated = ops_rated();
     if (!rated) return (Peak){matmul_peak_gflops(), "a large matrix product, measured", "rate"};
-    return (Peak){1e3 * rated->tflops, peak_source_names[rated->source], "peak"};
+    return (Peak){1e3 * rated->tflops, rated->source, "peak"};
 }
 
 // The speed of a step as a share of the peak.
