@@ -35,7 +35,7 @@ enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_file
 typedef char Reason[512];
 
 // XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Each of `ranks` ranks computes every ranks-th chunk
-// and leaves the others 0; file_digests_all returns all.
+// and leaves the others 0.
 static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
@@ -97,11 +97,6 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int rank_error, s
     return digests;
 }
 
-static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
-    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
-    return file_digests_gather(digests, digests ? 0 : errno, count, bytes);
-}
-
 typedef char Digest[20];
 static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
 
@@ -154,7 +149,9 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, boo
         size_t count = 0;
         // an optional file that was not saved
         if (i >= CHECKPOINT_REQUIRED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
-        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
+        uint64_t bytes = 0, want_bytes = 0;
+        uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), &count, &bytes);
+        digests = file_digests_gather(digests, digests ? 0 : errno, &count, &bytes);
         if (!digests) {
             snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
             return false;

@@ -316,13 +316,6 @@ static inline size_t grads_groups_count(const ModelPlan *plan) {
     size_t first = list->group_offset[1], last = list->buffer_count - list->group_offset[list->L + 1];
     return grads_place(plan, list->L + 1) + (grads_ends_share(plan) ? max_size(first, last) : last);
 }
-static inline size_t grads_count(const ModelPlan *plan) {
-    return grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.owned : 0);
-}
-static inline size_t params_count(const ModelPlan *plan) {
-    bool two = params_two_layers(plan);
-    return group_places_count(&plan->tensors, two) + (two ? plan->sharding.owned : 0);
-}
 
 // Sets the bytes of the plan's buffers.
 static inline void plan_count_bytes(ModelPlan *plan) {
@@ -335,9 +328,11 @@ static inline void plan_count_bytes(ModelPlan *plan) {
     free(acts.layers);
     plan->activations_bytes = count.used;
     plan->cache_bytes = count.cached;
-    plan->params_bytes = params_count(plan) * sizeof(floatX);
+    bool two = params_two_layers(plan);
+    plan->params_bytes = (group_places_count(&plan->tensors, two) + (two ? plan->sharding.owned : 0)) * sizeof(floatX);
     if (plan->purpose != FOR_TRAINING) return;
-    plan->grads_bytes = grads_count(plan) * sizeof(grad_t);
+    plan->grads_bytes =
+        (grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.owned : 0)) * sizeof(grad_t);
     plan->moments_bytes = (owned + plan->moment2_count) * sizeof(real);
     plan->master_bytes = sizeof(floatX) < sizeof(real) ? owned * sizeof(real) : 0;
     plan->directions_bytes = plan->tensors.muon ? plan->tensors.largest_layer * sizeof(floatX) : 0;

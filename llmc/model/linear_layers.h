@@ -51,11 +51,6 @@ static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, Line
     return kept ? maxima + 2 * at + gradient : NULL;
 }
 
-// How many linear layers of this kind a layer has.
-static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
-    return linear_of_experts(kind) ? plan->config.E : 1;
-}
-
 // Bytes of the rounded copy of a linear layer's weight; 0: its operands are not rounded.
 static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
     return linear_copy_bytes(w.IC, w.OC, linear_plain(kind));
@@ -75,7 +70,7 @@ static inline void plan_copies(ModelPlan *plan) {
         for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
             Linear w = linear_shape(plan, (LinearKind)kind, l);
             size_t one = w.OC ? round_up(linear_rounded_bytes(w, (LinearKind)kind), COPY_ALIGN) : 0;
-            bytes = max_size(bytes, one * (size_t)linear_count(plan, (LinearKind)kind));
+            bytes = max_size(bytes, linear_of_experts((LinearKind)kind) ? one * (size_t)plan->config.E : one);
         }
         if (kind < LINEAR_BLOCK_COUNT) {
             plan->copy_at[kind] = plan->layer_copies_bytes;

@@ -94,14 +94,6 @@ static inline void memory_advice_text(char *text, size_t size) {
     else snprintf(text + used, size - used, "; use a smaller --seq-len or model");
 }
 
-// From now on the message of a failing allocation contains the memory of this run.
-static inline void memory_announce(const ModelPlan *plan, const ModelPlan *sampling, int most_zero) {
-    announced.plan = plan;
-    announced.sampling = sampling;
-    announced.most_zero = most_zero;
-    memory_advice = memory_advice_text;
-}
-
 // Fails if this machine has too little memory for all of its ranks. A system that overcommits memory would otherwise
 // kill this run, or another process, later.
 static inline void memory_check_host(const ModelPlan *plan, const ModelPlan *sampling) {
@@ -142,7 +134,8 @@ static inline void memory_check_device(const ModelPlan *plan, const ModelPlan *s
 
 // Called by all ranks before they allocate. The message of a failing allocation contains the memory of this run.
 static inline void memory_admit(const ModelPlan *plan, const ModelPlan *sampling, int most_zero, bool check) {
-    memory_announce(plan, sampling, most_zero);
+    announced.plan = plan, announced.sampling = sampling, announced.most_zero = most_zero;
+    memory_advice = memory_advice_text;
     if (check) {
         memory_check_host(plan, sampling);
         memory_check_device(plan, sampling);
