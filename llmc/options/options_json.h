@@ -75,9 +75,11 @@ static inline int options_adopt_json(Options *o, const cJSON *saved, const char 
         OptionText shown_name, shown_old, shown_new, text_old, text_new;
         option_shown(shown_name, name);
         int r = option_find(name, strlen(name));
-        if (r < 0 || option_rows[r].kind == OPTION_ACTION || seen[r]) {
-            warn("the options in %s contain --%s%s", where, shown_name,
-                 r >= 0 && seen[r] ? " twice" : ", which this version does not support");
+        if (r < 0 && cJSON_IsNull(item)) continue;
+        CHECK(r >= 0 && option_rows[r].kind != OPTION_ACTION,
+              "the options in %s contain --%s, which this version does not support", where, shown_name);
+        if (seen[r]) {
+            warn("the options in %s contain --%s twice", where, shown_name);
             damaged++;
             continue;
         }
