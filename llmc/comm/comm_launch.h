@@ -110,19 +110,15 @@ static inline void launch_made(const char *path) {
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
 
-// The transports of OpenMPI, unless the user has chosen them.
-static inline void launch_choose_transport(void) {
-    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = getenv("OMPI_COMM_WORLD_SIZE");
-    if (here && all && strcmp(here, all) == 0) setenv("OMPI_MCA_btl", "self,vader", 0);
-}
-
 static inline Launch launch_by_mpi(int launched, const CommStart *start) {
     static char problem[200];
     int provided = 0;
     MPI_Comm here;
     Launch l;
     memset(&l, 0, sizeof(l));
-    launch_choose_transport();
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = getenv("OMPI_COMM_WORLD_SIZE");
+    // transports, unless the user has chosen them
+    if (local && all && strcmp(local, all) == 0) setenv("OMPI_MCA_btl", "self,vader", 0);
     FORMAT(problem,
            "MPI has not connected the ranks within %.0f s (--start-timeout): a rank is missing, or another process has "
            "connected to a port of MPI (docs/cluster.md)",

@@ -219,7 +219,7 @@ static inline void start_print_changes(const cJSON *changed, const Options *o, c
         char old[200], now[200] = "none";
         const char *name = json_member(item, "name")->valuestring;
         const cJSON *before = json_member(item, "old"), *value = json_member(item, "new");
-        if (options_given(o, name) || cJSON_IsNull(before)) continue; // null: also from programs without the option
+        if (options_given(o, name) || cJSON_IsNull(before)) continue;
         json_brief(before, old, sizeof(old));
         if (!cJSON_IsNull(value)) json_brief(value, now, sizeof(now));
         printf("option --%s: %s before, %s now\n", name, old, now);

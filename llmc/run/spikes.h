@@ -139,7 +139,7 @@ static inline bool spike_read_count(const cJSON *json, const char *key, int64_t 
     return good;
 }
 
-// Requires a detector that is all zero. The windows of earlier programs are longer: their newest values are kept.
+// Requires a detector that is all zero.
 static inline bool spike_from_json(SpikeDetector *d, const cJSON *json) {
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "window"), *item;
     if (!cJSON_IsObject(json) || !cJSON_IsArray(window)) return false;
