@@ -4,9 +4,7 @@ narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
 wide     magic 20240801, version 7: uint32
 """
 
-import glob
 import os
-import re
 
 import numpy as np
 import xxhash
@@ -76,22 +74,3 @@ def open_shard(path):
         expected = 4 * HEADER + count * dtype.itemsize
         raise ShardError(f"{path} has {size} bytes, expected {expected} for the {count} tokens of its header")
     return np.memmap(path, dtype, "r", 4 * HEADER, count) if count else np.zeros(0, dtype)
-
-
-def validation_windows(data, length, most):
-    """The tokens of the first windows of the validation data, in the order of the trainer (llmc/data/dataloader.h)."""
-    path = os.path.expanduser(data)
-    if re.match(r"[A-Za-z0-9_-]+=", data) and not os.path.exists(path) and ":" in data:
-        raise ShardError(f"--val-data {data}: a mixture of corpora; specify one of them")
-    paths = glob.glob(os.path.join(glob.escape(path), "val_*.bin")) if os.path.isdir(path) else glob.glob(path)
-    found = [path] if os.path.isfile(path) else sorted(paths, key=os.fsencode)
-    if not found:
-        raise ShardError(f"--val-data {data}: no such shards" + (" (val_*.bin)" if os.path.isdir(path) else ""))
-    tokens, left = [], most
-    for shard in map(open_shard, found):
-        count = min(left, (len(shard) - 1) // length)
-        tokens += shard[: count * length].tolist()
-        left -= count
-    if not tokens:
-        raise ShardError(f"--val-data {data}: no shard has {length + 1} tokens, a window of --seq-len {length}")
-    return tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import shards
 import token_table
-from test_tokenizer import SPACES, WORDS, filter_in_c, strings, train_bpe
+from test_tokenizer import SPACES, WORDS, filter_in_c, read_table, strings, train_bpe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from program import SHAPE, read_json, run
 
@@ -103,7 +103,7 @@ def test_a_document_that_is_read_in_parts_has_the_same_pieces(tmp_path):
         lines, rest = divmod(part - inside, 1000)
         documents.append(lines * ("x" * 999 + "\n") + (rest - 1) * "x" + "\n" + documents[0])
     out = convert(tmp_path, 1500, documents)
-    tokens, _ = token_table.read_table(out / "tokenizer.bin")
+    tokens, _ = read_table(out / "tokenizer.bin")
     found = [[tokens[token].decode() for token in document] for document in documents_of(out)]
     assert found[0] == pieces  # each is a token
     for document, text in zip(found, documents, strict=True):
@@ -117,7 +117,7 @@ def test_the_corpus_has_every_byte_of_the_text(tmp_path):
     documents = [text + b"".join(rng.choice(parts) for _ in range(10000)) for _ in range(2)]
     documents += [b"\0", text + bytes(range(256)) + rng.randbytes(300_000), text + b"\xe2\x82"]
     out = convert(tmp_path, 600, documents)
-    tokens, separator = token_table.read_table(out / "tokenizer.bin")
+    tokens, separator = read_table(out / "tokenizer.bin")
     assert separator == 0 and len(tokens) == 600
     found = [b"".join(tokens[token] for token in document) for document in documents_of(out)]
     assert not [i for i, pair in enumerate(zip(found, documents, strict=True)) if pair[0] != pair[1]]

@@ -4,9 +4,10 @@ known pattern with a trained vocabulary, and GPT-2's own vocabulary if it is ava
 import functools
 import json
 import random
+import struct
 import subprocess
 import unicodedata
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 
 import gpt2_tokenizer
@@ -140,6 +141,14 @@ def filter_in_c(table, mode, texts):
         return answer[begin:at]
 
     return [(take(4).cast("I").tolist(), bytes(take(1)) if mode == "--bytes" else None) for _ in texts]
+
+
+def read_table(path):
+    """(texts of the tokens, separator) of a tokenizer.bin."""
+    data = path.read_bytes()
+    size, separator = struct.unpack_from("<8x4xI8xI", data)
+    ends = accumulate(struct.unpack_from(f"<{size}I", data, 56), initial=56 + 4 * size)
+    return [data[begin:end] for begin, end in pairwise(ends)], separator
 
 
 def library_pieces(tokenizer, text):
@@ -294,7 +303,7 @@ def test_what_a_file_states_against_the_library_is_read_as_by_the_library(change
     library, samples = Tokenizer.from_file(str(path)), [*strings(400), "<a><b> the <|end|><|endoftext|>other"]
     found = zip(samples, filter_in_c(table, "--bytes", samples))
     assert not [text[:40] for text, (ids, _) in found if ids != library.encode(text).ids][:3]
-    tokens, _ = token_table.read_table(table)
+    tokens, _ = read_table(table)
     for id_, added in library.get_added_tokens_decoder().items():
         assert tokens[id_].decode() == added.content
     assert size == max(library.get_vocab().values()) + 1

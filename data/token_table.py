@@ -269,22 +269,6 @@ def table_bytes(table, separator):
     return data + struct.pack("<Q", xxhash.xxh64(data).intdigest())
 
 
-def read_table(path):
-    """(texts of the tokens, separator or None) of a tokenizer.bin. Exits with one line if it is none."""
-    import xxhash
-
-    with open(path, "rb") as f:
-        data = f.read()
-    try:
-        size, separator = struct.unpack_from("<8x4xI8xI", data)
-        ends = itertools.accumulate(struct.unpack_from(f"<{size}I", data, 56), initial=56 + 4 * size)
-        if data[:8] != b"DV2TOK\0\1" or struct.unpack("<Q", data[-8:])[0] != xxhash.xxh64(data[:-8]).intdigest():
-            raise ValueError
-    except (struct.error, ValueError):
-        sys.exit(f"token_table.py: {path}: not a tokenizer.bin, or damaged")
-    return [data[begin:end] for begin, end in itertools.pairwise(ends)], None if separator == NONE else separator
-
-
 def write_file(out, data):
     try:
         with open_output(out) as f:

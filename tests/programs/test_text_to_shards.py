@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import token_table
 from program import DONE, FAILED, USAGE, Random, Started, program, read_json, run, run_trainer
 from shards import file_digest, open_shard
+from test_tokenizer import read_table
 
 
 @pytest.fixture(scope="module")
@@ -445,7 +445,7 @@ def test_converter_tokenizer(converter, tmp_path):
     paths = {path.name: path for path in (tmp_path / "out").glob("*_0*.bin")}
     assert shards == {name: (len(open_shard(path)), file_digest(path)) for name, path in paths.items()}
     assert names == sorted(["corpus.json", "tokenizer.bin", "tokenizer.json", *shards])
-    texts, _ = token_table.read_table(tmp_path / "out/tokenizer.bin")
+    texts, _ = read_table(tmp_path / "out/tokenizer.bin")
     for split in ("train", "val"):
         found = [open_shard(paths[name]).tolist() for name in sorted(shards) if name.startswith(split)]
         sizes = [len(tokens) for tokens in found]
