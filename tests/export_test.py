@@ -1,10 +1,9 @@
-"""Tests scripts/export/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's
+"""Tests scripts/export/export_run.py: what it writes is read back by TensorBoard's EventAccumulator and W&B's
 DataStore. The expected rows are made here from the text of log.jsonl.
 
 Requires the Python environment `export-tests`.
 """
 
-import csv
 import json
 import os
 import signal
@@ -109,19 +108,6 @@ class Following(program.Started):
 # ---- readers
 
 
-def read_csv(path):
-    """{run: {step: {name: text}}} without empty cells."""
-    runs = {}
-    if path.exists():
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                rows = runs.setdefault(row.pop("run"), {})
-                step = int(row.pop("step"))
-                assert step not in rows, f"step {step} is there twice"
-                rows[step] = {name: text for name, text in row.items() if text}
-    return runs
-
-
 def read_events(directory):
     """(step -> {tag: value}, the accumulator)"""
     events, rows = EventAccumulator(str(directory), size_guidance={"scalars": 0, "tensors": 0}), {}
@@ -161,10 +147,6 @@ def read_wandb(directory):
     return runs
 
 
-def same_csv(rows, log):
-    assert rows == {s: {name: str(value) for name, value in row.items()} for s, row in expected(log).items()}
-
-
 def near(rows, log, tolerance):
     """Numbers agree relative to their size: float32 has 2^-24, and JSON all digits."""
     wanted = expected(log)
@@ -180,21 +162,20 @@ def near(rows, log, tolerance):
 # ---- tests
 
 
-def test_a_table_has_every_value_of_two_runs(tmp_path, run, log):
+def test_tensorboard_has_every_value_of_two_runs(tmp_path, run, log):
     lines = record("train", 1, tokens=5, loss=2.5, lr=None) + json.dumps({**CHOICES, "step": 1}) + "\n"
     lines += record("sample", 1, text=None, tokens=4) + record("sample", 2, text='a,\n"b', tokens=4, stopped="length")
     lines += record("later", 2, number=3, flag=True, things=[1, {"a": 2}])  # of a newer trainer
     wrong = "not a record\n" + '{"kind": "train", "step": 3, "loss": NaN}\n{"kind": "train", "step": -1}\n'
     other = copied(run, tmp_path / "other", lines + wrong + '{"kind": "val", "step": 2, "lo')
-    said = export(run, other, "--csv", tmp_path / "both.csv")
+    said = export(run, other, "--tensorboard", tmp_path)
     assert "no records: 3, first 6" in said and said.count("no records") == 1, said
-    runs = read_csv(tmp_path / "both.csv")
-    assert runs.keys() == {"run", "other"}
-    same_csv(runs["run"], log)
-    same_csv(runs["other"], lines)
-    names = {name for row in runs["run"].values() for name in row}
+    one, two = (read_events(tmp_path / name)[0] for name in ("run", "other"))
+    assert "run.json" in one.pop(0) and two.pop(0).keys() == {"run.json"}
+    near(two, lines, 2**-24)
+    names = {name for row in one.values() for name in row}
     assert {"train/loss", "val/loss", "events", "stats_lambda_mean/layer_01"} <= names, names
-    assert {"choices_accuracy/arc", "choices_norm/arc"} < runs["other"][1].keys()
+    assert {"choices_accuracy/arc", "choices_norm/arc"} < two[1].keys()
 
 
 def test_numbers_beyond_the_range_and_texts_that_no_file_can_contain_are_left_out(tmp_path, run):
@@ -211,32 +192,10 @@ def test_where_a_run_went_back_the_later_values_count(tmp_path, run):
     after = [record("event", 3, what="start")] + [record("train", s, tokens=s, loss=s + 0.25) for s in range(4, 7)]
     older = copied(run, tmp_path / "older", "".join(before + after))
     wanted = "".join(before[:3] + after)
-    export(older, "--csv", tmp_path / "older.csv")
-    same_csv(read_csv(tmp_path / "older.csv")["older"], wanted)
     export(older, "--tensorboard", tmp_path / "events")
     rows = read_events(tmp_path / "events/older")[0]
     assert rows.pop(0).keys() == {"run.json"} and "options" in rows[3].pop("run.json"), "each start describes the run"
     near(rows, wanted, 2**-24)
-
-
-def test_a_table_follows_a_run_that_is_resumed_and_gets_new_columns(tmp_path, run, log):
-    path = tmp_path / "grows.csv"
-    lines = log.splitlines(keepends=True)
-    file = copied(run, tmp_path / "grows", "".join(lines[:9]) + lines[9][:20]) / "log.jsonl"
-    with Following(file.parent, "--csv", path) as following:
-        following.wait_until(lambda: len(read_csv(path).get("grows", ())) > 1)
-        file.write_text("".join(lines[:20]))
-        last = max(json.loads(line)["step"] for line in lines[:20])
-        following.wait_until(lambda: last - 1 in read_csv(path).get("grows", ()))
-        back = [record("event", 2, what="start")] + [record("train", s, tokens=s, loss=77 + s) for s in range(3, 14)]
-        back.append(json.dumps({**CHOICES, "step": 14}) + "\n")
-        kept = "".join(line for line in lines[:20] if json.loads(line)["step"] <= 2) + "".join(back)
-        file.write_text(kept)
-        following.wait_until(lambda: read_csv(path).get("grows", {}).get(13, {}).get("train/loss") == "90")
-        assert 14 not in read_csv(path)["grows"], "a step is written before its last record"
-        file.write_text(kept + STOPPED)
-        following.end()
-    same_csv(read_csv(path)["grows"], kept + STOPPED)
 
 
 def test_tensorboard_reads_every_value_once_also_after_a_second_export(tmp_path, run, log):
@@ -261,6 +220,7 @@ def test_tensorboard_reads_every_value_once_also_after_a_restart(tmp_path, run):
     grows = copied(run, tmp_path / "grows", "".join(record("train", s, tokens=s, loss=s + 0.5) for s in range(1, 9)))
     with Following(grows, "--tensorboard", events.parent) as following:
         following.wait_until(lambda: 7 in read_events(events)[0])
+        assert 8 not in read_events(events)[0], "a step is written before its last record"
         losses = [s + (0.5 if s < 5 else 0.25) for s in range(15)]
         lines = "".join(record("train", s, tokens=s, loss=losses[s]) for s in range(1, 15)) + STOPPED
         (grows / "log.jsonl").write_text(lines)
@@ -290,8 +250,8 @@ def test_wandb_reads_every_value_and_a_run_that_went_back_is_another_one(tmp_pat
 
 
 def test_mistakes_have_one_line_and_their_status(tmp_path, run):
-    table, targets = tmp_path / "x.csv", "--tensorboard DIR, --wandb PROJECT and --csv FILE"
-    out = ["--csv", table]
+    events, targets = tmp_path / "x", "--tensorboard DIR and --wandb PROJECT"
+    out = ["--tensorboard", events]
     export(*out, status=2, text="RUN")
     export(run, status=2, text=targets)
     export(run, *out, "--wandb p", status=2, text=targets)
@@ -302,25 +262,9 @@ def test_mistakes_have_one_line_and_their_status(tmp_path, run):
     export(tmp_path / "none", *out, status=1, text="none/run.json: No such file")
     unlogged = copied(run, tmp_path / "unlogged", "")
     (unlogged / "log.jsonl").unlink()
-    assert "unlogged: to step -1" in export(unlogged, "--csv", tmp_path / "empty.csv")
-    export(run, "--csv /proc/none/x.csv", status=1, text="/proc/none/x.csv")
+    assert "unlogged: to step -1" in export(unlogged, "--tensorboard", tmp_path / "empty")
     export(run, "--tensorboard /proc/none", status=1, text="/proc/none")
     (unlogged / "run.json").write_text("{")
     export(unlogged, *out, status=1, text="unlogged/run.json: not JSON")
     export(tmp_path / os.fsdecode(b"r\xff"), *out, status=1, text="/r\\udcff/run.json': rename it: ")
-    assert not table.exists()
-
-
-def test_the_table_follows_links_and_replaces_no_device_and_no_other_file(tmp_path, run, log):
-    (tmp_path / "far").mkdir()
-    link, other, pipe = (tmp_path / name for name in ("link.csv", "link.csv.tmp", "pipe"))
-    link.symlink_to("far/file.csv")
-    other.write_text("mine")
-    os.mkfifo(pipe)
-    for target in (pipe, "/dev/null"):
-        export(run, "--csv", target, status=1, text="not a regular file")
-    said = export(run, "--csv", link)
-    assert f"in {link}" in said and pipe.is_fifo(), said
-    same_csv(read_csv(tmp_path / "far/file.csv")["run"], log)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["far", "file.csv", "link.csv", "link.csv.tmp", "pipe"]
-    assert link.is_symlink() and other.read_text() == "mine"
+    assert not events.exists()

@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""Exports runs of the trainer to TensorBoard, to Weights & Biases, or to a table.
+"""Exports runs of the trainer to TensorBoard or to Weights & Biases.
 
   scripts/export/export_run.py RUN... --tensorboard DIR   event files in DIR/NAME; tensorboard --logdir DIR shows them
   scripts/export/export_run.py RUN... --wandb PROJECT     one W&B run for each; offline without a key (WANDB_API_KEY)
-  scripts/export/export_run.py RUN... --csv FILE          one table
 
 RUN is a run directory (--out of the trainer); NAME is its last component. Each value of log.jsonl gets the name
 KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a multiple-choice task
-choices_KEY/TASK. Events are JSON texts with the name events. null values are left out, or empty cells. Where a run went
+choices_KEY/TASK. Events are JSON texts with the name events. null values are left out. Where a run went
 back to an earlier step, the later values replace the earlier ones. An incomplete last line is not read; other lines
 that are no records are counted. docs/training.md has the details.
 """
 
 import argparse
-import csv
 import json
 import os
 import secrets
@@ -150,7 +148,9 @@ class TensorBoard:
         self.add(run, step, self.hparams(options, trial_id=run.name, start_time_secs=self.seconds[run]))
 
     def write(self, run, rows):
-        if self.seconds[run] is None:  # the log has durations, and no times: it is assumed that the run did not pause
+        if (
+            rows and self.seconds[run] is None
+        ):  # the log has durations, and no times: it is assumed that the run did not pause
             duration = sum(row.get("train/ms") or 0 for _, row in rows) / 1e3
             self.seconds[run] = (run.directory / "log.jsonl").stat().st_mtime - duration
             start = self.events.SessionLog(status=self.events.SessionLog.START)
@@ -239,51 +239,6 @@ class WeightsAndBiases:
             self.runs.pop(run).finish()
 
 
-class Table:
-    """A CSV file: run, step and one column for each name. Links are followed."""
-
-    def __init__(self, path):
-        self.given, self.path, self.columns, self.file = path, Path(os.path.realpath(path)), {}, None
-        if self.path.exists() and not self.path.is_file():
-            raise RunError(f"--csv {path}: not a regular file, which is required to add columns later")
-
-    def place(self, run):
-        return self.given
-
-    def begin(self, run):
-        if self.file:
-            self.rewrite(without=run.name)
-        return -1
-
-    def rewrite(self, without=None):
-        """Writes the file with the present columns, and the rows that it has from this export."""
-        temporary, rows = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp"), []
-        if self.file:
-            self.file.close()
-            with open(self.path, newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if row["run"] != without]
-        self.file = open(temporary, "x", newline="", encoding="utf-8")
-        try:
-            self.table = csv.DictWriter(self.file, ["run", "step", *self.columns])
-            self.table.writeheader()
-            self.table.writerows(rows)
-            self.file.flush()  # readers see either file whole
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def write(self, run, rows):
-        new = [name for _, row in rows for name in row if name not in self.columns]
-        self.columns.update(dict.fromkeys(new))
-        if new or not self.file:
-            self.rewrite()
-        self.table.writerows({"run": run.name, "step": step, **row} for step, row in rows)
-        self.file.flush()
-
-    def end(self, run):
-        pass
-
-
 def export(runs, target, follow, interval):
     """Writes the runs, with `follow` until they have ended."""
     going = list(runs)
@@ -305,7 +260,7 @@ def export(runs, target, follow, interval):
 def parse(arguments):
     parser = cli.Parser(
         prog="export_run.py",
-        usage="export_run.py RUN... (--tensorboard DIR | --wandb PROJECT [--offline] | --csv FILE) [--follow]",
+        usage="export_run.py RUN... (--tensorboard DIR | --wandb PROJECT [--offline]) [--follow]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -313,15 +268,14 @@ def parse(arguments):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory", action="extend")
     parser.add_argument("--tensorboard", metavar="DIR", help="write event files to DIR/NAME")
     parser.add_argument("--wandb", metavar="PROJECT", help="write W&B runs to this project")
-    parser.add_argument("--csv", metavar="FILE", help="write one table")
     parser.add_argument("--follow", action="store_true", help="continue until the runs have ended, or Ctrl-C")
     parser.add_argument(
         "--interval", metavar="SECONDS", type=float, default=5, help="with --follow: time between reads"
     )
     parser.add_argument("--offline", action="store_true", help="with --wandb: write files for `wandb sync`")
     a = parser.parse_args(arguments)
-    if sum(target is not None for target in (a.tensorboard, a.wandb, a.csv)) != 1:
-        parser.error("specify one of --tensorboard DIR, --wandb PROJECT and --csv FILE")
+    if (a.tensorboard is None) == (a.wandb is None):
+        parser.error("specify one of --tensorboard DIR and --wandb PROJECT")
     if a.offline and not a.wandb:
         parser.error("--offline requires --wandb")
     if not 0.01 <= a.interval <= 1e6:
@@ -335,16 +289,12 @@ def parse(arguments):
 
 def main():
     a = parse(sys.argv[1:])
-    if not a.csv:
-        python_environment.ensure("export")
+    python_environment.ensure("export")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs, target = [], None
     try:
         runs = [Run(directory) for directory in a.runs]
-        if a.csv:
-            target = Table(a.csv)
-        else:
-            target = TensorBoard(a.tensorboard) if a.tensorboard else WeightsAndBiases(a.wandb, a.offline)
+        target = TensorBoard(a.tensorboard) if a.tensorboard else WeightsAndBiases(a.wandb, a.offline)
         export(runs, target, a.follow, a.interval)
     except KeyboardInterrupt:
         if not a.follow:

@@ -1,14 +1,12 @@
 """What the exports write, without the programs that read it; tests/export_test.py and dev/reference/test_export.py open
 exports with these."""
 
-import csv
 import sys
 
 import numpy as np
 import pytest
-from program import ROOT, checkpoint, read_json, records, run, run_trainer, tensors
+from program import ROOT, checkpoint, read_json, run, run_trainer, tensors
 
-EXPORT_RUN = [sys.executable, ROOT / "scripts/export/export_run.py"]
 EXPORT_HUB = [sys.executable, ROOT / "scripts/export/export_hub.py"]
 DIFF_V1 = "--attention diff_v1 --layers 2 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16"
 
@@ -21,15 +19,6 @@ def trained(corpus, tmp_path_factory):
         "--train-data", corpus / "train.bin", "--out", out, DIFF_V1, "--batch-size 4 --warmup 2 --steps 4"
     ).done()
     return out
-
-
-def test_table(trained, tmp_path):
-    """export_run.py --csv writes the losses of each step"""
-    run(*EXPORT_RUN, trained, "--csv", tmp_path / "table.csv").done()
-    with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
-        rows = {int(row["step"]): row for row in csv.DictReader(file)}
-    losses = {record["step"]: record["loss"] for record in records(trained, "train")}
-    assert len(losses) == 4 and {step: float(rows[step]["train/loss"]) for step in losses} == losses
 
 
 def test_directory(corpus, trained, tmp_path):
