@@ -38,7 +38,6 @@ KEYS = {
     "reference": str,
     "label": str,
     "match": str,
-    "launcher": str,
     "seeds": "whole numbers",
     "sweep-seeds": "whole numbers",
     "lr": "numbers",
@@ -101,7 +100,6 @@ class PlannedRun:
     match: str = ""
     ranks: int = 1
     threads: int = 0
-    launcher: str = ""
 
 
 def parse_count(text):
@@ -282,7 +280,7 @@ def expand_arm(plan, arm, keys, trainer_options):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     options["keep"] = "1"
-    of_arm = {key: keys[key] for key in ("match", "ranks", "threads", "launcher") if key in keys}
+    of_arm = {key: keys[key] for key in ("match", "ranks", "threads") if key in keys}
     runs = []
     for seed, lr in itertools.product(keys.get("seeds", [1]), keys["lr"]):
         own = {**options, "lr": f"{lr:g}", "seed": str(seed)}

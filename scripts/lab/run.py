@@ -26,7 +26,7 @@ from pathlib import Path
 import python_environment
 
 from . import cli, option_history, plan as plans, run_directory, study as studies
-from .scheduler import Queue, gpus_of_environment, launcher_of
+from .scheduler import Queue, gpus_of_environment
 from .trainer import Trainer, TrainerError
 
 OF_LAB = "out resume threads".split()  # options of a start besides those of the plan
@@ -174,17 +174,6 @@ def choose_jobs(a, runs, costs):
     return min(jobs, room)
 
 
-def check_launchers(runs):
-    for run in runs:
-        words = launcher_of(run)
-        if words and not shutil.which(words[0]):
-            fail(
-                f"{words[0]}, the launcher of arm {run.arm} with {run.ranks} ranks, is missing: "
-                f"install it (scripts/install_deps.sh --with-mpi), or specify another as 'launcher' in the plan",
-                2,
-            )
-
-
 def check_begun(run, directory):
     """Fails if the run started, or resumed, with other options than the plan's."""
     info = run_directory.read_run(directory)
@@ -298,7 +287,8 @@ def main(words):
         except TrainerError as error:
             fail(str(error), 2)
         return 0
-    check_launchers(runs)
+    if any(run.ranks > 1 for run in runs) and not shutil.which("mpirun"):
+        fail("mpirun, which starts the ranks of a run, is missing: install it (scripts/install_deps.sh --with-mpi)", 2)
     if len(found := gpus_of_environment(a.gpus)) < a.gpus:
         fail(f"--gpus {a.gpus}: CUDA_VISIBLE_DEVICES has only {len(found)}: specify --gpus {len(found)} or fewer", 2)
     out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")

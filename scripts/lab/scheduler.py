@@ -76,9 +76,8 @@ class Job:
 
 def launcher_of(run):
     """The command that starts the ranks: empty for one process."""
-    if run.launcher or run.ranks == 1:
-        return run.launcher.split()
-    return ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
+    words = ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
+    return words if run.ranks > 1 else []
 
 
 def die_with_parent(number):
@@ -196,9 +195,7 @@ class Queue:
             if job.process is None:
                 continue
             status = job.process.poll()
-            # the launcher has exited before its ranks
-            saving = self.stopping and job.state == "training" and run_directory.locked(job.directory)
-            if status is None or saving:
+            if status is None:
                 if job.state == "training":
                     job.read_tail()
                 continue

@@ -534,13 +534,14 @@ def test_a_run_that_diverges_is_a_result(place):
 
 @pytest.mark.slow
 def test_gpus_are_allocated_and_released(place, monkeypatch):
-    launcher = program(
+    program(
         place,
-        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\nshift 6\n"$@"\nstatus=$?\n'
         f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n',
-    )
-    plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
+    ).rename(place / "mpirun")
+    plan = SMALL.replace("[arm baseline]", "ranks = 2\n[arm baseline]")
     with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{place}:{os.environ['PATH']}")
         patch.setenv("CUDA_VISIBLE_DEVICES", "9,7,5,3,GPU-1")
         done, few = (lab(place, "--gpus", count, plan=plan) for count in ("5", "6"))
     assert done.returncode == 0, done.stderr
@@ -604,25 +605,9 @@ def test_a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, tm
         assert run_directory.checkpoint(run, last).exists(), (number, last, kept)
 
 
-def test_a_run_of_a_script_that_does_not_forward_signals_saves(place):
-    launcher = program(place, '#!/bin/sh\n"$@"\n')
-    plan = RANKS.replace("ranks = 2", f"launcher = {launcher}").replace("20K", "4M")
-    plan = plan.replace("checkpoints = 4", "checkpoints = 1")
-    run = place / "out" / "baseline.lr0.01.seed1"
-    process = in_background(place, "--no-eval", plan=plan)
-    try:
-        wait_until(lambda: len(train_steps(run)) > 20)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=130) == 3
-        assert not run_directory.locked(run), "the lab ended before its run had saved"
-    finally:
-        process.kill()
-    assert run_directory.checkpoint(run, max(train_steps(run))).exists()
-
-
-def test_a_missing_launcher_is_reported_before_any_run_starts(place):
-    done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
-    expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
+def test_a_missing_mpirun_is_reported_before_any_run_starts(place, monkeypatch):
+    monkeypatch.setenv("PATH", "/none")
+    expect_error(lab(place, plan=RANKS), 2, "mpirun, which starts the ranks of a run, is missing", lines=1)
     assert not (place / "out").exists()
 
 
