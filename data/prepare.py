@@ -45,7 +45,7 @@ import token_table
 from outputs import write_json
 from shards import file_digest, new_shard, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub
-from validation import BYTES_PER_TOKEN, Choice, Sample, Validation, bytes_per_token
+from validation import BYTES_PER_TOKEN, Choice, Sample, bytes_per_token
 
 STATE = "progress.json"
 VALIDATION = "validation.part"  # the tokens of val_000000.bin so far
@@ -211,7 +211,6 @@ class Corpus:
         self.parts, self.count = [], 0
         self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
         self.done_tokens = sum(s["tokens"] for s in state["shards"])
-        self.held = None  # the name of the validation shard that is being collected
         self.val_tokens = state["val_tokens"]  # in the file, beginning with those of earlier starts
         self.val = self.open_validation(out / VALIDATION, self.val_tokens * self.dtype.itemsize)
 
@@ -227,10 +226,7 @@ class Corpus:
         return file
 
     def add(self, text, ids, for_validation):
-        self.held = getattr(text, "name", None)
-        separator = np.array([self.tokenizer.separator], self.dtype)
-        before = self.options.separator_place == "before"
-        parts = [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
+        parts = [np.array([self.tokenizer.separator], self.dtype), ids.astype(self.dtype)]
         if for_validation:
             self.val.write(np.concatenate(parts))
             self.val_tokens += len(ids) + 1
@@ -249,9 +245,8 @@ class Corpus:
         return bool(most) and self.done_tokens + self.count + self.val_tokens >= most
 
     def validated(self):
-        """Whether there are documents for validation, or --val-field chooses them."""
-        written = any(s["file"].startswith("val") for s in self.state["shards"])
-        return bool(self.options.val_field) or self.val_tokens > 0 or written
+        """Whether there are documents for validation."""
+        return self.val_tokens > 0 or any(s["file"].startswith("val") for s in self.state["shards"])
 
     def enough(self):
         return self.reached() and self.validated()
@@ -271,9 +266,8 @@ class Corpus:
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
         if self.count:
             shards = self.state["shards"]
-            name = f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin"
-            number = len(shards) + (not self.options.val_field)  # val_000000.bin is written last
-            shards.append(new_shard(self.out, name % number, np.concatenate(self.parts)))
+            name = f"train_{len(shards) + 1:06d}.bin"  # val_000000.bin is written last
+            shards.append(new_shard(self.out, name, np.concatenate(self.parts)))
         self.settle(place)
         self.done_tokens += self.count
         self.parts, self.count = [], 0
@@ -331,8 +325,6 @@ def tokenize(corpus, inputs, validation, options, out):
                 ids = next(encoded)
                 if len(ids) == 0:
                     continue
-                if corpus.count and getattr(text, "name", None) != corpus.held:
-                    corpus.write((number, file_documents + index))
                 corpus.add(text, ids, for_validation or (corpus.reached() and not corpus.validated()))
                 new_tokens += len(ids) + 1
             if corpus.full() or corpus.enough():
@@ -419,10 +411,7 @@ def prepare(options):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise BadInput(f"another prepare.py is writing to {out}: wait for it, or use another --out") from None
-    kept = (
-        "tokenizer train_bpe separator separator_place text_field val_tokens val_field shard_tokens "
-        "max_tokens max_document skip_bad"
-    ).split()
+    kept = ("tokenizer train_bpe separator text_field val_tokens shard_tokens max_tokens max_document skip_bad").split()
     wanted = {k: getattr(options, k) for k in kept} | {
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],
@@ -441,12 +430,8 @@ def prepare(options):
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
     if not corpus.enough():
-        if options.val_field:
-            validation = Validation()
-        elif name:
-            validation = Sample(options, expected_tokens(inputs, options, name))
-        else:
-            validation = Choice(options, inputs)
+        sampled = name and expected_tokens(inputs, options, name)
+        validation = Sample(options, sampled) if name else Choice(options, inputs)
         tokenize(corpus, inputs, validation, options, out)
     corpus.write_validation()
     finish(out, name or " ".join(options.inputs), tokenizer, options, state)
@@ -457,8 +442,6 @@ def finish(out, source, tokenizer, options, state):
         raise BadInput("no document with text")
     kinds = {s["file"].partition("_")[0] for s in state["shards"]}
     if len(kinds) < 2:
-        if options.val_field:
-            raise BadInput(f"--val-field {options.val_field}: documents with this field, and without it, are required")
         purpose, advice = ("training", "higher") if kinds == {"train"} else ("validation", "lower")
         documents = f"all {state['documents']} documents are for {purpose}"
         raise BadInput(f"{documents}: add others, or use a {advice} --val-tokens, with --force")
@@ -467,14 +450,13 @@ def finish(out, source, tokenizer, options, state):
         str(out / "tokenizer.bin"),
         tokenizer.separator,
     )
-    place = options.separator_place
     train, val = write_corpus(
         out,
         state["shards"],
         source=source,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.name,
-        separator={"token": tokenizer.separator, "text": tokenizer.separator_text, "place": place},
+        separator={"token": tokenizer.separator, "text": tokenizer.separator_text, "place": "before"},
         documents=state["documents"],
         text_bytes=state["text_bytes"],
         versions={"tokenizers": tokenizers.__version__, "numpy": np.__version__},

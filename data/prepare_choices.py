@@ -123,7 +123,7 @@ class Records(Documents):
     def __init__(self, path, name):
         if kind_of(name) == "text":
             raise BadInput(f"{name}: must end in .parquet, .jsonl or .json, also with .gz or .zst")
-        unused = dict.fromkeys(("text_field", "delimiter", "skip_bad", "bytes", "val_field"))
+        unused = dict.fromkeys(("text_field", "delimiter", "skip_bad", "bytes"))
         super().__init__(path, name, SimpleNamespace(max_document=RECORD_BYTES, **unused))
         self.limit_text = f"{RECORD_BYTES} of a record"
 

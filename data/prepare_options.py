@@ -20,12 +20,6 @@ def parse_arguments(description):
     add("--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub")
     add("--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents")
     add("--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)")
-    add(
-        "--separator-place",
-        choices=("before", "after"),
-        default="before",
-        help="position relative to a document (before)",
-    )
     add("--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)")
     add(
         "--delimiter",
@@ -37,11 +31,6 @@ def parse_arguments(description):
         type=float,
         metavar="N",
         help="about this many tokens for validation (1%% of the text, at most 1e6)",
-    )
-    add(
-        "--val-field",
-        metavar="NAME",
-        help="JSON lines: documents with this field are for validation, and each value gets shards val_N_VALUE.bin",
     )
     add(
         "--shard-tokens",
@@ -97,10 +86,7 @@ def find_inputs(options, notes=True):
     inputs = (
         hub_inputs(HUB[name], options.source_dir, notes) if name else local_inputs(options.inputs, notes, options.out)
     )
-    kinds = {kind_of(i.name): i.name for i in inputs}
-    if options.val_field and (others := kinds.keys() - {"jsonl"}):
-        raise BadInput(f"{kinds[min(others)]}: --val-field requires files of JSON lines")
-    if options.delimiter and "text" not in kinds:
+    if options.delimiter and not any(kind_of(i.name) == "text" for i in inputs):
         raise BadInput(f"{inputs[0].name}: --delimiter requires text files")
     if options.source_dir and not name:
         raise BadInput(f"--source-dir requires a corpus of the Hub: {', '.join(HUB)}")

@@ -260,19 +260,12 @@ def text_blocks(path, name):
     yield from blocks
 
 
-class Held(str):
-    """A document for validation, in the shards of this name."""
-
-    name = ""
-
-
 class Documents:
     """Iterates over (document, or None for a skipped one; share of the file that has been read)."""
 
     def __init__(self, path, name, options):
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
-        self.delimiter, self.skip_bad, self.val_field = options.delimiter, options.skip_bad, options.val_field
-        self.bytes = options.bytes
+        self.delimiter, self.skip_bad, self.bytes = options.delimiter, options.skip_bad, options.bytes
         self.limit_text = f"--max-document {self.limit}"
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
@@ -389,9 +382,6 @@ class Documents:
             value = json_value(text)
         except (ValueError, RecursionError):
             return self.problem(f"{self.name}: {place} is not JSON")
-        held = value.get(self.val_field) if isinstance(value, dict) and self.val_field else None
-        if held is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", str(held)):
-            return self.problem(f"{self.name}: {place} has no name of a shard in '{self.val_field}': {held!r}")
         value = value.get(self.field) if isinstance(value, dict) else None
         if not isinstance(value, str):
             return self.problem(f"{self.name}: {place} has no text in '{self.field}'")
@@ -399,9 +389,6 @@ class Documents:
             value.encode("utf-8")
         except UnicodeEncodeError:
             return self.problem(f"{self.name}: {place} has an unpaired surrogate")
-        if held is not None:
-            value = Held(value)
-            value.name = str(held)
         return value
 
     def text(self):

@@ -507,17 +507,6 @@ def test_a_run_that_ends_at_any_flush_resumes_to_the_same_corpus():
     assert count > 15
 
 
-def test_documents_with_a_field_are_for_validation_in_shards_of_its_values():
-    documents = make_documents(40)
-    parts = {"all": documents[:5], "git": documents[5:12], None: documents[12:]}
-    records = [{"text": text, **({"val": name} if name else {})} for name, own in parts.items() for text in own]
-    write_json("in.jsonl", *records)
-    prepare("in.jsonl --out out --val-field val", BYTES).done()
-    files = [s["file"] for s in read_json("out/corpus.json")["shards"]]
-    assert files == ["val_000000_all.bin", "val_000001_git.bin", "train_000002.bin"], files
-    assert byte_documents("out") == documents, "documents are lost or repeated"
-
-
 def test_skipped_files_are_listed():
     for name in ("a.txt", "b.TXT", "notes.rst", "data.csv", "odd\n.x"):
         write(f"in/{name}", f"text of {name[:1]}")
@@ -599,8 +588,6 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         ("fineweb --tokenizer other", "--tokenizer other is a directory: use other/tokenizer.json"),
         ("fineweb --out in/a.rst", "--out in/a.rst is not a directory"),
         ("fineweb --val-tokens 0", "--val-tokens 0"),
-        ("other/a.txt --val-field v", "a.txt: --val-field requires files of JSON lines"),
-        ("other/a.parquet --val-field v", "a.parquet: --val-field requires files of JSON lines"),
         ("other/a.parquet --delimiter d", "a.parquet: --delimiter requires text files"),
         ("other/a.parquet --source-dir in", "--source-dir requires a corpus of the Hub: "),
     ):
@@ -693,16 +680,14 @@ def test_a_run_resumes_from_its_complete_shards_after_a_full_disk():
 def test_special_tokens_in_documents_are_text():
     documents = ["one <|endoftext|> two", *make_documents(300)]
     write_jsonl("in.jsonl", documents)
-    for place in ("before", "after"):
-        prepare(f"in.jsonl --out {place} --train-bpe 400 --val-tokens 2000 --separator-place {place}").done()
-        tokens, corpus = read_corpus(place)
-        separator = corpus["separator"]["token"]
-        assert int((tokens == separator).sum()) == len(documents), ("separators:", int((tokens == separator).sum()))
-        assert tokens[0 if place == "before" else -1] == separator and corpus["separator"]["place"] == place, place
-        tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
-        pieces = np.split(tokens, np.flatnonzero(tokens == separator))
-        texts = [tokenizer.decode([t for t in p.tolist() if t != separator], skip_special_tokens=False) for p in pieces]
-        assert sorted(t for t in texts if t) == sorted(documents), "the documents do not come back"
+    prepare("in.jsonl --out o --train-bpe 400 --val-tokens 2000").done()
+    tokens, corpus = read_corpus("o")
+    separator = corpus["separator"]["token"]
+    assert tokens[0] == separator and int((tokens == separator).sum()) == len(documents)
+    tokenizer = Tokenizer.from_file("o/tokenizer.json")
+    pieces = np.split(tokens, np.flatnonzero(tokens == separator))
+    texts = [tokenizer.decode([t for t in p.tolist() if t != separator], skip_special_tokens=False) for p in pieces]
+    assert sorted(t for t in texts if t) == sorted(documents), "the documents do not come back"
 
 
 def test_shards_are_printed_and_verified():

@@ -82,12 +82,9 @@ def warn_of(taken, total, target, unit):
 
 
 class Validation:
-    """No document is for validation, except those that --val-field holds."""
+    """A choice of documents, by chosen() of the classes below."""
 
     cut = 0  # where the only document is cut
-
-    def chosen(self, file, first, count):
-        return np.zeros(count, bool)
 
     def pieces(self, file, first, texts):
         """A list of (piece of the text, whether it is for validation) for each text from `first` on in a file."""
