@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import shards
 import token_table
-from test_tokenizer import SPACES, WORDS, filter_in_c, read_table, strings, train_bpe
+from test_tokenizer import SPACES, WORDS, filter_in_c, strings, train_bpe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from program import SHAPE, read_json, run
+from program import SHAPE, read_json, read_table, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,7 +34,7 @@ def convert(directory, size, documents, *options):
     for number, text in enumerate(documents):
         files.append(directory / f"{number:06d}")
         files[-1].write_bytes(text.encode() if isinstance(text, str) else text)
-    run(CONVERTER, "--force --val-fraction 0 --out", out, f"--bpe {size}", *options, *files).done()
+    run(CONVERTER, "--force --val-tokens 0 --out", out, f"--bpe {size}", *options, *files).done()
     return out
 
 

@@ -4,16 +4,16 @@ known pattern with a trained vocabulary, and GPT-2's own vocabulary if it is ava
 import functools
 import json
 import random
-import struct
 import subprocess
 import unicodedata
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import gpt2_tokenizer
 import pytest
 import tiktoken
 import token_table
+from program import read_table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,14 +141,6 @@ def filter_in_c(table, mode, texts):
         return answer[begin:at]
 
     return [(take(4).cast("I").tolist(), bytes(take(1)) if mode == "--bytes" else None) for _ in texts]
-
-
-def read_table(path):
-    """(texts of the tokens, separator) of a tokenizer.bin."""
-    data = path.read_bytes()
-    size, separator = struct.unpack_from("<8x4xI8xI", data)
-    ends = accumulate(struct.unpack_from(f"<{size}I", data, 56), initial=56 + 4 * size)
-    return [data[begin:end] for begin, end in pairwise(ends)], separator
 
 
 def library_pieces(tokenizer, text):

@@ -6,6 +6,7 @@ Other programs of the same build are found beside the first.
 
 import filecmp
 import functools
+import itertools
 import json
 import math
 import os
@@ -219,6 +220,14 @@ def tensors(path):
     found, _ = fixtures.safetensors_read(path.read_bytes())
     assert {dtype for dtype, _, _ in found.values()} == {"F32"}, path
     return {name: np.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in found.items()}
+
+
+def read_table(path):
+    """(texts of the tokens, separator) of a tokenizer.bin."""
+    data = path.read_bytes()
+    size, separator = struct.unpack_from("<8x4xI8xI", data)
+    ends = itertools.accumulate(struct.unpack_from(f"<{size}I", data, 56), initial=56 + 4 * size)
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)], separator
 
 
 def differing(a, b, names):
