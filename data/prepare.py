@@ -366,8 +366,7 @@ def load_state(out, wanted, force):
     counts = dict.fromkeys(("val_tokens", "documents", "text_bytes", "empty"), 0)
     empty = {"options": wanted, "shards": [], "place": [0, 0], **counts, "bad": {}}
     if force:
-        # earlier versions wrote masks
-        patterns = f"train_*.bin val_*.bin *.bin.mask {STATE} {VALIDATION} corpus.json tokenizer.json tokenizer.bin"
+        patterns = f"train_*.bin val_*.bin {STATE} {VALIDATION} corpus.json tokenizer.json tokenizer.bin"
         for pattern in patterns.split():
             for path in out.glob(pattern):
                 path.unlink(missing_ok=True)

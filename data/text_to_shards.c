@@ -29,8 +29,8 @@ text_to_shards: converts text to shards of tokens, the training data of train_di
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
               If none fits, the smallest document is taken. At least one document is left for training. A single
               document is divided: its last part, the requested number of bytes from the beginning of a character,
-              becomes a document for validation. More than 10% of the text are a warning, unless --val-fraction allows
-              them. With --bpe too, the amount is one of bytes. data/validation.py has the same rule.
+              becomes a document for validation. More than 10% of the text are a warning. With --bpe too, the amount is
+              one of bytes. data/validation.py has the same rule.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
               the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
               of the input the split is chosen. With --bpe, the spool is read to count pieces of text and again to
@@ -63,9 +63,8 @@ typedef struct {
     const char *out, *delimiter; // delimiter: without escapes; NULL: none
     size_t delimiter_length;
     uint64_t shard_tokens, bpe; // bpe: size of the vocabulary to train; 0: bytes
-    double val_fraction;
     uint64_t val_tokens;
-    bool has_val_tokens, has_val_fraction, force;
+    bool has_val_tokens, force;
 } Options;
 
 typedef struct {
@@ -336,7 +335,7 @@ static void cut_document(Converter *c, uint64_t target) {
         cut--;
     }
     CHECK(cut > 0 && cut < bytes,
-          "a text of %llu bytes is too short for training and validation: add text, or use --val-fraction 0",
+          "a text of %llu bytes is too short for training and validation: add text, or use --val-tokens 0",
           (unsigned long long)bytes);
     c->lengths[0] = cut + 1;
     c->lengths[1] = bytes - cut + 1;
@@ -346,12 +345,11 @@ static void cut_document(Converter *c, uint64_t target) {
 
 // Returns the number of tokens for validation. Warns if it is far from the number that a user expects.
 static uint64_t checked_validation(const Converter *c, uint64_t taken, uint64_t target) {
-    double most = c->options.val_fraction > 0.1 ? c->options.val_fraction : 0.1;
     const char *unit = c->options.bpe ? "bytes" : "tokens";
-    if ((double)taken > most * (double)c->tokens)
-        warn("validation has %llu of %llu %s, more than %.0f%%: split long documents with --delimiter, or use a lower "
-             "--val-tokens or --val-fraction",
-             (unsigned long long)taken, (unsigned long long)c->tokens, unit, 100 * most);
+    if (taken > c->tokens / 10)
+        warn("validation has %llu of %llu %s, more than 10%%: split long documents with --delimiter, or use a lower "
+             "--val-tokens",
+             (unsigned long long)taken, (unsigned long long)c->tokens, unit);
     else if (taken > 2 * target || taken < target / 2)
         warn("validation has %llu %s instead of about %llu, since documents are long: split them with --delimiter",
              (unsigned long long)taken, unit, (unsigned long long)target);
@@ -361,9 +359,8 @@ static uint64_t checked_validation(const Converter *c, uint64_t taken, uint64_t 
 // is_val[document], which has room for another one; returns the number of tokens for validation.
 static uint64_t choose_validation(Converter *c, unsigned char *is_val) {
     const Options *o = &c->options;
-    uint64_t target = o->has_val_tokens ? o->val_tokens : (uint64_t)(o->val_fraction * (double)c->tokens);
-    if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
-    if (target == 0) target = 1; // a very short text
+    uint64_t target = o->has_val_tokens ? o->val_tokens : max_size(1, c->tokens / 100);
+    if (target == 0) return 0;
     if (o->has_val_tokens && target >= c->tokens)
         check_failed("--val-tokens %llu leaves nothing for training: the text has %llu %s", (unsigned long long)target,
                      (unsigned long long)c->tokens, c->options.bpe ? "bytes" : "tokens");
@@ -376,17 +373,16 @@ static uint64_t choose_validation(Converter *c, unsigned char *is_val) {
     for (size_t i = 0; i < c->documents; i++) order[i] = i;
     qsort(order, c->documents, sizeof(uint64_t), compare_hashes);
     uint64_t taken = 0;
-    size_t taken_documents = 0, smallest = order[0];
-    for (size_t i = 0; i < c->documents && taken < target && taken_documents + 1 < c->documents; i++) {
+    size_t smallest = order[0];
+    for (size_t i = 0; i < c->documents && taken < target; i++) { // less than all, so one is left for training
         size_t document = order[i];
         if (c->lengths[document] < c->lengths[smallest]) smallest = document;
         if (c->lengths[document] > target - taken) continue;
         is_val[document] = 1;
         taken += c->lengths[document];
-        taken_documents++;
     }
     free(order);
-    if (taken_documents == 0) {
+    if (taken == 0) {
         is_val[smallest] = 1;
         taken = c->lengths[smallest];
     }
@@ -616,11 +612,6 @@ static void write_description(Converter *c, uint64_t val_tokens, char *const *in
     free(out);
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 // Whether the output directory has files of a corpus; `example` is the name of one. remove: removes them, corpus.json
 // first, so that it never describes shards of another corpus.
 static bool old_corpus(Converter *c, bool remove, char example[64]) {
@@ -644,8 +635,7 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
             if (strncmp(name, split_names[split], prefix) != 0 || name[prefix] != '_') continue;
             name += prefix + 1;
             size_t digits = strspn(name, "0123456789");
-            if (digits == 0 || (name[digits] != '.' && name[digits] != '_')) continue; // val_000001_NAME.bin
-            if (!ends_with(name, ".bin") && !ends_with(name, ".bin.mask")) continue;   // masks: of earlier versions
+            if (digits == 0 || strcmp(name + digits, ".bin") != 0) continue;
             found = true;
             snprintf(example, 64, "%.63s", entry->d_name);
             if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)
@@ -688,7 +678,6 @@ enum {
     OPTION_DELIMITER,
     OPTION_BPE,
     OPTION_SHARD_TOKENS,
-    OPTION_VAL_FRACTION,
     OPTION_VAL_TOKENS,
     OPTION_FORCE,
     OPTION_HELP
@@ -698,12 +687,10 @@ static const struct {
 } option_table[] = {
     // in the order of the enum above
     {"out", "DIR", "directory of the shards, created if it does not exist (required)"},
-    {"delimiter", "TEXT",
-     "split files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: no split)"},
+    {"delimiter", "TEXT", "split files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ (default: no split)"},
     {"bpe", "N", "train a tokenizer of N tokens on the text, from 512 to 32768 (default: tokens are bytes)"},
     {"shard-tokens", "N", "maximum number of tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
-    {"val-fraction", "X", "fraction of the text for validation, 0 <= X < 1; 0: none (default 0.01)"},
-    {"val-tokens", "N", "number of tokens for validation, with --bpe of bytes; 0: none"},
+    {"val-tokens", "N", "number of tokens for validation, with --bpe of bytes; 0: none (default: 1% of the text)"},
     {"force", NULL, "replace the corpus in DIR"},
     {"help", NULL, "print this and exit"},
 };
@@ -736,11 +723,6 @@ static uint64_t parse_count(const char *name, const char *text, uint64_t min, ui
     return x * unit;
 }
 
-static int hex_digit(char c) {
-    const char *digits = "0123456789abcdef", *found = c ? strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
-    return found ? (int)(found - digits) : -1;
-}
-
 static void parse_delimiter(Options *o, const char *text) {
     char *to = (char *)grow(NULL, strlen(text) + 1);
     size_t n = 0;
@@ -749,9 +731,7 @@ static void parse_delimiter(Options *o, const char *text) {
         const char *letter = *p == '\\' && p[1] ? strchr(letters, p[1]) : NULL;
         if (*p != '\\') to[n++] = *p;
         else if (letter) to[n++] = bytes[letter - letters], p++;
-        else if (p[1] == 'x' && hex_digit(p[2]) >= 0 && hex_digit(p[3]) >= 0 && hex_digit(p[2]) + hex_digit(p[3]) > 0)
-            to[n++] = (char)(16 * hex_digit(p[2]) + hex_digit(p[3])), p += 3;
-        else USAGE("--delimiter %s: '%.2s' is not one of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
+        else USAGE("--delimiter %s: '%.2s' is not one of the escapes \\n \\t \\r \\f \\\\", text, p);
     }
     if (n == 0) USAGE("--delimiter: the text is empty");
     to[n] = 0;
@@ -760,7 +740,6 @@ static void parse_delimiter(Options *o, const char *text) {
 }
 
 static void set_option(Options *o, int option, const char *value) {
-    char *end = NULL;
     switch (option) {
     case OPTION_OUT: o->out = value; break;
     case OPTION_DELIMITER: parse_delimiter(o, value); break;
@@ -770,12 +749,6 @@ static void set_option(Options *o, int option, const char *value) {
     case OPTION_VAL_TOKENS:
         o->val_tokens = parse_count("val-tokens", value, 0, INT64_MAX);
         o->has_val_tokens = true;
-        break;
-    case OPTION_VAL_FRACTION:
-        o->val_fraction = strtod(value, &end);
-        if (end == value || *end != 0 || !(o->val_fraction >= 0 && o->val_fraction < 1))
-            USAGE("--val-fraction %s: the value must be a number in [0, 1)", value);
-        o->has_val_fraction = true;
         break;
     case OPTION_FORCE: o->force = true; break;
     case OPTION_HELP: print_help(); exit(fflush(stdout) == 0 ? 0 : EXIT_FAILED);
@@ -792,7 +765,6 @@ static void parse_options(Options *o, int argc, char **argv) {
         known[i].val = OPTION_OUT + i;
     }
     o->shard_tokens = 100000000;
-    o->val_fraction = 0.01;
     opterr = 0; // print our own messages
     for (int option; (option = getopt_long(argc, argv, ":", known, NULL)) != -1;) {
         if (option == ':') USAGE("%s requires a value; --help lists the options", argv[optind - 1]);
@@ -800,7 +772,6 @@ static void parse_options(Options *o, int argc, char **argv) {
         if (option == '?') USAGE("unknown option %s; --help lists the options", argv[optind - 1]);
         set_option(o, option, optarg);
     }
-    if (o->has_val_tokens && o->has_val_fraction) USAGE("--val-fraction and --val-tokens are mutually exclusive");
     if (o->out == NULL) USAGE("--out DIR is missing; --help lists the options");
     if (optind == argc) USAGE("no input: specify files or directories, or - for stdin");
     int stdin_count = 0;

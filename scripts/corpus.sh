@@ -127,9 +127,9 @@ done
     || fail "no source is available: create shards from your own text with ./text_to_shards --out corpus FILE..."
 
 bytes=$(wc -c <"$work/text")
-fraction=0.01
-[ "$bytes" -ge 10000000 ] || fraction=0.05 # of a small corpus, enough for a validation loss
-./text_to_shards --out corpus "${tokens[@]}" --delimiter '\f' --val-fraction "$fraction" --force - <"$work/text"
+# of a small corpus 5%, enough for a validation loss; otherwise the default
+[ "$bytes" -ge 10000000 ] || tokens+=(--val-tokens $((bytes / 20)))
+./text_to_shards --out corpus "${tokens[@]}" --delimiter '\f' --force - <"$work/text"
 what="$what, $((bytes / 100000 / 10)).$((bytes / 100000 % 10)) MB of text"
 echo "$what" >corpus/SOURCE
 echo "corpus: $what, in corpus/"

@@ -158,7 +158,7 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
     }
     closedir(directory);
     CHECK(list.count > 0, "%s is a corpus without %s_*.bin: create it again%s, or specify other data", path, split,
-          strcmp(split, "val") == 0 ? " without --val-fraction 0 and --val-tokens 0" : "");
+          strcmp(split, "val") == 0 ? " without --val-tokens 0" : "");
     return list;
 }
 

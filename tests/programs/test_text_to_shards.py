@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from program import DONE, FAILED, USAGE, Random, Started, program, read_json, run, run_trainer
+from program import DONE, FAILED, USAGE, Random, Started, program, read_json, read_table, run, run_trainer
 from shards import file_digest, open_shard
-from test_tokenizer import read_table
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_converter_bytes(converter, tmp_path):
     texts["in/a.txt"] += mark
     for name, text in [*texts.items(), ("in/empty", mark), ("in/a.txt", mark + texts["in/a.txt"])]:
         (tmp_path / name).write_bytes(text)
-    result = run(*converter, "--out out --val-fraction 0 --shard-tokens 100 z in", cwd=tmp_path).done()
+    result = run(*converter, "--out out --val-tokens 0 --shard-tokens 100 z in", cwd=tmp_path).done()
     result.one_line(DONE, "skipped in/a/loop, a link to a directory")
     assert "6 files (1 empty), 5 documents" in result.out
     wanted = b"".join(documents(text) for name, text in texts.items() if name != "in/.hidden")
@@ -66,7 +65,7 @@ def test_documents_of_a_shard(converter, tmp_path):
     """a document that begins where a shard begins has its 0 too"""
     text = b"%".join(bytes([letter]) * 99 for letter in b"abcd")
     (tmp_path / "text").write_bytes(text)
-    run(*converter, "--out out --val-fraction 0 --shard-tokens 100 --delimiter % text", cwd=tmp_path).done()
+    run(*converter, "--out out --val-tokens 0 --shard-tokens 100 --delimiter % text", cwd=tmp_path).done()
     assert shards_of(tmp_path / "out", "train") == [b"\0" + part for part in text.split(b"%")]
 
 
@@ -106,7 +105,7 @@ def test_converter_binary_files(converter, tmp_path):
     (tmp_path / "in/stray").write_bytes(b"a\0b")
     for name, text in [*TEXT.items(), *((name, binary[0]) for name, binary in BINARY.items())]:
         (tmp_path / "in" / name).write_bytes(text)
-    result = run(*converter, "--out out --val-fraction 0 in", cwd=tmp_path).done()
+    result = run(*converter, "--out out --val-tokens 0 in", cwd=tmp_path).done()
     names = "in/image.png, in/koi8.txt, in/stray, in/utf16.txt, in/windows.txt"
     assert f"skipped 5 binary files: {names}\n" in result.err
     assert "dropped 1 NUL bytes, the first in in/late\n" in result.err and result.err.count("\n") == 2
@@ -132,7 +131,7 @@ def test_converter_named_binary_file(converter, inputs, name, by):
 def test_converter_named_text_with_nul_bytes(converter, tmp_path):
     """the converter drops NUL bytes of a named text in UTF-8, also if the first 256 KiB end inside of a character"""
     text = b"." + b"\xe2\x82\xac" * (1 << 17) + b"\0"
-    result = run(*converter, "--out out --val-fraction 0 -", stdin=b"\0" + text, cwd=tmp_path)
+    result = run(*converter, "--out out --val-tokens 0 -", stdin=b"\0" + text, cwd=tmp_path)
     result.one_line(DONE, "dropped 2 NUL bytes, the first in stdin")
     assert tokens_of(tmp_path / "out", "train") == b"\0" + text[:-1]
 
@@ -157,7 +156,7 @@ def test_converter_delimiters(converter, tmp_path):
     """the converter splits documents at every delimiter"""
     for i, (delimiter, text) in enumerate(delimited()):
         (tmp_path / "text").write_bytes(text)
-        options = ["--out out --force --val-fraction 0 --delimiter", delimiter.decode().replace("\n", r"'\n'")]
+        options = ["--out out --force --val-tokens 0 --delimiter", delimiter.decode().replace("\n", r"'\n'")]
         by = {"stdin": text} if i % 2 else {}
         result = run(*converter, *options, "-" if by else "text", cwd=tmp_path, **by)
         wanted = documents(text, delimiter)
@@ -165,20 +164,16 @@ def test_converter_delimiters(converter, tmp_path):
         assert not wanted or tokens_of(tmp_path / "out", "train") == wanted, (delimiter, text)
 
 
-@pytest.mark.parametrize(
-    ("options", "wanted"),  # a share of the tokens, or their number
-    [
-        ("", 0.01),
-        ("--val-fraction 0.2", 0.2),
-        ("--val-tokens 5000", 5000),
-        ("--val-tokens 1", 1),
-        ("--val-fraction 0.9999", 0.9999),
-    ],
-)
-def test_converter_validation(converter, tmp_path, options, wanted):
+@pytest.mark.parametrize("wanted", [None, 1, 5000, -1])  # tokens, or less than all; None: 1%
+def test_converter_validation(converter, tmp_path, wanted):
     """the converter selects the same evenly spread validation documents in each run"""
     count = 3000
-    (tmp_path / "text").write_text("".join(f"{i} {' ' * (50 + i % 37)}.\n" for i in range(count)))
+    text = "".join(f"{i} {' ' * (50 + i % 37)}.\n" for i in range(count))
+    (tmp_path / "text").write_text(text)
+    options, target = "", len(text) // 100
+    if wanted:
+        target = wanted % len(text)
+        options = f"--val-tokens {target}"
     found = []
     for out in ("one", "two"):
         run(*converter, "--out", out, r"--delimiter '\n'", options, "text", cwd=tmp_path).done()
@@ -187,8 +182,7 @@ def test_converter_validation(converter, tmp_path, options, wanted):
     train, val = ([int(text.split()[0]) for text in tokens.split(b"\0")[1:]] for tokens in found[0])
     assert train == sorted(train) and val == sorted(val) and sorted(train + val) == list(range(count))
     tokens = len(found[0][1])
-    target = wanted if wanted >= 1 else wanted * (len(found[0][0]) + tokens)
-    assert 1 <= len(val) < count and target - 100 <= tokens <= max(88, int(target))
+    assert 1 <= len(val) < count and target - 100 <= tokens <= max(88, target)
     if len(val) >= 100:
         for tenth in range(10):  # binomial, six standard deviations
             difference = sum(number * 10 // count == tenth for number in val) - len(val) / 10
@@ -203,14 +197,13 @@ def test_converter_two_documents(converter, tmp_path):
         result = run(*converter, "--out out --force", order, cwd=tmp_path)
         result.one_line(DONE, "validation has 6 of 18 tokens, more than 10%: split long documents with --delimiter, or")
         assert tokens_of(tmp_path / "out", "val") == b"\0short"
-    assert run(*converter, "--out half --val-fraction 0.4 a b", cwd=tmp_path).done().err == ""
 
 
 @pytest.mark.parametrize(
     ("text", "options", "last"),  # the part of the text that is for validation
     [
         (b"0123456789" * 100, "", b"0123456789"),
-        (b"0123456789" * 100, "--val-fraction 0.0039", b"789"),
+        (b"0123456789" * 100, "--val-tokens 3", b"789"),
         (b"0123456789", "", b"9"),
         (b"0123456789", "--val-tokens 10", b"123456789"),
         ("größe".encode(), "--val-tokens 2", "ße".encode()),
@@ -244,12 +237,8 @@ MISTAKES = [  # arguments, words of the error
     ("--out out --shard-tokens 0 t", "--shard-tokens 0"),
     ("--out out --shard-tokens 3G t", "3G"),  # more than a header can say
     ("--out out --val-tokens 99999999999999999999 t", "--val-tokens"),
-    ("--out out --val-fraction 1 t", "--val-fraction 1"),
-    ("--out out --val-fraction nan t", "nan"),
-    ("--out out --val-fraction 0.1 --val-tokens 10 t", "exclusive"),
     ("--out out --delimiter '' t", "empty"),
     (r"--out out --delimiter 'a\q' t", r"\q"),
-    (r"--out out --delimiter '\x00' t", r"\x00"),
     ("--out out - -", "once"),
     ("--out out --bpe 100 t", "--bpe 100"),
     ("--out out --bpe 99999 t", "--bpe 99999"),
@@ -264,7 +253,6 @@ INPUTS = [
     ("--out out --bpe 512 d", "no text"),
     ("--out out z", "no text"),
     ("--out out x", "a text of 1 bytes is too short"),
-    ("--out out --val-fraction 0.5 x", "too short"),
     ("--out out links", "links/link"),
     ("--out t t", "cannot open directory t"),
     ("--out no/where t", "no/where"),
@@ -274,9 +262,9 @@ INPUTS = [
 ]
 FULL = [  # bytes of text, of the largest file, options, words of the error
     (90000, 4096, "", "out"),  # while spooling
-    (9000, 10240, "--val-fraction 0", "cannot write shard 0"),
-    (1400, 2048, "--val-fraction 0", "cannot write shard 0"),  # at the last flush
-    (1400, 4096, "--bpe 512 --val-fraction 0", "cannot write out/tokenizer.json"),
+    (9000, 10240, "--val-tokens 0", "cannot write shard 0"),
+    (1400, 2048, "--val-tokens 0", "cannot write shard 0"),  # at the last flush
+    (1400, 4096, "--bpe 512 --val-tokens 0", "cannot write out/tokenizer.json"),
 ]
 
 
@@ -360,7 +348,7 @@ def test_converter_signal_in_training(converter, inputs):
     """the converter leaves no files when a signal ends it while it trains a tokenizer, and ends soon"""
     (inputs / "t").write_bytes(random.Random(1).randbytes(2_000_000).translate(b"ACGT" * 64))
     before = os.times().children_user
-    with Started(*converter, "--out out --bpe 32768 --val-fraction 0 t", cwd=inputs) as process:
+    with Started(*converter, "--out out --bpe 32768 --val-tokens 0 t", cwd=inputs) as process:
         stat = Path(f"/proc/{process.pid}/stat")
         process.wait_until(lambda: int(stat.read_text().split()[13]) >= 10)  # 0.1 s of CPU: it has read the text
         process.send_signal(signal.SIGINT)
@@ -394,7 +382,7 @@ def test_converter_deep_directories(converter, tmp_path):
     """the converter reads deep directories with little stack"""
     (tmp_path / ("in" + "/d" * 300)).mkdir(parents=True)
     (tmp_path / ("in" + "/d" * 300) / "text").write_text("deep")
-    run("prlimit --stack=1048576", *converter, "--out out --val-fraction 0 in", cwd=tmp_path).done()
+    run("prlimit --stack=1048576", *converter, "--out out --val-tokens 0 in", cwd=tmp_path).done()
     assert tokens_of(tmp_path / "out", "train") == b"\0deep"
 
 
@@ -402,17 +390,16 @@ def test_converter_force(converter, tmp_path):
     """the converter replaces a corpus only with --force, and reports dropped bytes"""
     out = tmp_path / "out"
     convert = lambda text, *options: run(*converter, "--out", out, *options, "-", stdin=text)
-    replace = lambda: convert(b"a\0\0b", "--force --val-fraction 0").one_line(
+    replace = lambda: convert(b"a\0\0b", "--force --val-tokens 0").one_line(
         DONE, "dropped 2 NUL bytes, the first in stdin"
     )
-    convert(b"abcdefghij", "--shard-tokens 2 --val-fraction 0").done()
+    convert(b"abcdefghij", "--shard-tokens 2 --val-tokens 0").done()
     assert [len(shard) for shard in shards_of(out, "train")] == [1, 2, 2, 2, 2, 2]
     (out / "train_note.txt").write_text("x")
     remaining = ["corpus.json", "train_000000.bin", "train_note.txt"]
     replace()  # by a smaller text
     assert shards_of(out, "train") == [b"\0ab"] and sorted(path.name for path in out.iterdir()) == remaining
-    others = ["train_000000.bin.mask", "val_000001_web.bin", "val_000001_web.bin.mask"]
-    for other in ("corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin", *others):  # without its shards
+    for other in ("corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin"):  # without its shards
         for path in out.iterdir():
             if path.name != "train_note.txt":
                 path.unlink()
@@ -429,9 +416,9 @@ def test_converter_tokenizer(converter, tmp_path):
     lines = [f"line {i} of the text: naïve 数学 {i * i}\n" for i in range(2000)]
     (tmp_path / "text").write_text("%".join(lines) + "%\0\0")
     convert = lambda out, *options: run(*converter, "--delimiter % text --out", out, *options, cwd=tmp_path).done()
-    convert("bytes", "--val-fraction 0.1")
+    convert("bytes", "--val-tokens 8000")
     for out in ("out", "again"):
-        result = convert(out, "--bpe 600 --shard-tokens 5000 --val-fraction 0.1")
+        result = convert(out, "--bpe 600 --shard-tokens 5000 --val-tokens 8000")
         assert "bpe   vocabulary 600, " in result.out
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     for name in set(names) - {"corpus.json"}:
@@ -455,7 +442,7 @@ def test_converter_tokenizer(converter, tmp_path):
         assert (kept == tokens_of(tmp_path / "bytes", split).replace(b"\0", b"\xff")) is True, split
         if split == "train":  # the tokenizer has seen these documents alone
             (tmp_path / "train").write_bytes(whole[1:].replace(b"\xff", b"%"))
-            run(*converter, "--out alone --delimiter % --bpe 600 --val-fraction 0 train", cwd=tmp_path).done()
+            run(*converter, "--out alone --delimiter % --bpe 600 --val-tokens 0 train", cwd=tmp_path).done()
             assert filecmp.cmp(tmp_path / "alone/tokenizer.json", tmp_path / "out/tokenizer.json", shallow=False)
     assert len(shards) > 4 and described["val_tokens"] > 0
 
@@ -467,5 +454,5 @@ def test_converter_small_vocabulary(converter, tmp_path):
         assert f"bpe   vocabulary {tokens} (the training text has no more pairs), " in result.out
         assert read_json(tmp_path / "out/corpus.json")["vocab_size"] == tokens
         run_trainer("--dump-grads grads --train-data out --seq-len 1 --batch-size 1", cwd=tmp_path).done()
-    run(*converter, "--out out --force --val-fraction 0 -", stdin=b"abcd", cwd=tmp_path)
+    run(*converter, "--out out --force --val-tokens 0 -", stdin=b"abcd", cwd=tmp_path)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"corpus.json", "train_000000.bin"}
