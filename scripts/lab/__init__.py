@@ -17,6 +17,5 @@ results.py            the numbers of a report
 tables.py             its summary and tables
 figures.py            its figures
 report.py, page.*.j2  the command `report`: a page, Markdown and JSON
-suggest.py            the command `suggest`: the best rate of a sweep, and options for a larger model
 spike.py              the command `spike`: the cause of a loss spike, by replays
 """

@@ -8,7 +8,6 @@ COMMANDS = {
     "run": "runs a plan of comparisons, or continues one",
     "report": "writes the report of runs",
     "save": "writes runs into one file that is kept",
-    "suggest": "prints the best learning rate of a sweep, and options for a larger model",
     "spike": "finds the cause of a loss spike by experiment",
 }
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from lab import option_history, plan as plans, run_directory, runs, spike, stats
-from lab.testing import HERE, ROOT, TRAINER, expect_error, near, raises, rewrite, run_lab, text_shard, wait_until
+from lab.testing import HERE, ROOT, TRAINER, expect_error, near, raises, rewrite, text_shard, wait_until
 from lab.trainer import Trainer
 
 NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
@@ -708,26 +708,3 @@ def test_experts_are_matched_by_their_width_and_active_parameters():
     assert {key for key in matched if matched[key] != experts[key]} == {"expert-ffn"}, matched
     assert abs(cost.active - dense.active) <= 4 * 2 * 3 * 128 / 2, (cost, dense)  # 4 layers, 2 experts, half a unit
     assert cost.parameters > 2 * cost.active
-
-
-@pytest.mark.full
-def test_suggest_prints_options_that_the_trainer_accepts(place):
-    plan = ONE_SEED.replace("lr = 1e-2", "lr = 1e-4 1e-2 3").replace("tokens = 20K", "tokens = 1K")
-    scaled = "parametrization = completep\nbase-width = {hidden}\nbase-depth = {layers}\n"
-    done = lab(place, "--no-eval", "--jobs", "1", plan=f"{plan}{scaled}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for arm in ("baseline", "diff_v2"):
-        command = ["suggest", place / "out", "--arm", arm, "--trainer", TRAINER]
-        done = run_lab(*command, "--preset", "small")
-        assert done.returncode == 0, done.stdout + done.stderr
-        line = next(line for line in done.stdout.splitlines() if line.startswith("--preset"))
-        base = "--parametrization completep --base-width 32 --base-depth 2 --lr 0.0"
-        assert f"--preset small --attention {arm} {base}" in line, line
-        assert "is not transferred from heads of width 16 to 64: sweep with --head-dim 64\n" in done.stdout, done.stdout
-    expect_error(run_lab(*command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
-    expect_error(run_lab("suggest", place / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
-    expect_error(run_lab("suggest", place / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
-    expect_error(run_lab("suggest", place / "nothing"), 1, "nothing: no such file or directory", 1)
-    expect_error(run_lab("suggest"), 2, "RUNS", 1)
-    rewrite(place / "out/baseline.lr0.01.seed1/run.json", lambda info: info["options"].update({"z-loss": 0.5}))
-    expect_error(run_lab("suggest", place / "out"), 1, "not comparable: --z-loss: 0 in baseline.lr0.0001", 1)

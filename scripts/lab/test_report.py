@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from lab import option_history, plan as plans, report as command, results, run as lab_run, run_directory, saved, stats
-from lab import study as studies, suggest, tables
+from lab import study as studies, tables
 from lab.testing import ROOT, expect_error, has, near, raises, rewrite, run_lab
 from lab.trainer import Cost
 
@@ -346,7 +346,7 @@ def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
     for arm, lr, seed, loss in runs:
         made_run(lab / f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, loss)
     plan.path = tmp_path / "p.plan"
-    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1, 1) for arm, lr, seed, _ in runs}
+    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1) for arm, lr, seed, _ in runs}
     planned = [*plans.expand(plan, {}), *plans.expand(plan, {}, rates=best)]
     lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
     assert lab_run.best_rates(lab, best) == best
@@ -374,15 +374,6 @@ def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     runs = [run(1, 1, "done", 3.0), run(2, 1, "done", 2.0), run(4, 1, "diverged", None), run(1, 2, "done", 9.0)]
     study = studies.Study("s", runs=[*runs, run(2, 2, "begun", None)])
     assert study.sweep("a") == [(1, 3.0), (2, 2.0)], study.sweep("a")
-    points = [(rate, 2 + (math.log(rate) - math.log(3e-3)) ** 2) for rate in (1e-3, 2e-3, 8e-3, 16e-3)]
-    rate, loss = suggest.minimum(points)
-    assert abs(rate / 3e-3 - 1) < 1e-9 and abs(loss - 2) < 1e-9, (rate, loss)
-    assert suggest.minimum(points[2:]) == (8e-3, None) and suggest.minimum(points[:1]) == (1e-3, None)
-    muon = {"optimizer": "muon", "z-loss": 1e-4, "parametrization": "completep", "base-width": 8, "beta1": 0.8}
-    shape = {"attention": "diff_v2", "hidden": 64, "layers": 2, "head-dim": 16}
-    found = suggest.options_of(SimpleNamespace(options={**shape, **muon}), 0.01, "small")
-    assert (found["base-width"], found["base-depth"], found["beta1"]) == ("8", "2", "0.8"), found
-    assert (found["optimizer"], found["z-loss"], "schedule" in found) == ("muon", "0.0001", False), found
 
 
 def test_the_final_loss_is_of_the_most_windows(tmp_path):

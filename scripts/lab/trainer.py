@@ -21,7 +21,6 @@ class Cost(NamedTuple):
     active: int  # parameters that a token passes: fewer with experts
     flops: float  # per token
     memory: int  # bytes
-    head_dim: int
 
 
 class Trainer:
@@ -47,8 +46,7 @@ class Trainer:
             done = subprocess.run(command, capture_output=True, text=True)
             totals = re.findall(r"^  total +([0-9.]+)(?: MiB)?$", done.stdout, re.M)
             flops = re.search(r"^  per token +([0-9.]+)([kMGTPEZ]?)$", done.stdout, re.M)
-            head_dim = re.search(r"^model: .* head dimension ([0-9]+),", done.stdout, re.M)
-            if done.returncode or len(totals) != 2 or not flops or not head_dim:
+            if done.returncode or len(totals) != 2 or not flops:
                 said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
                 raise TrainerError("; ".join(line.removeprefix("diffv2: ") for line in said[:3]))
             active = re.search(r"^  active in a token +([0-9]+)$", done.stdout, re.M)
@@ -57,7 +55,6 @@ class Trainer:
                 int(active[1] if active else totals[0]),
                 float(flops[1]) * UNIT[flops[2]],
                 int(float(totals[1]) * 2**20),
-                int(head_dim[1]),
             )
         return self.costs[key]
 
