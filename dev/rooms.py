@@ -47,7 +47,8 @@ RING_1 = [  # layers of rooms, lower ones first
 ]
 RING_2 = [
     ["scripts", "dev/predict"],
-    ["scripts/lab", "data"],
+    ["data"],
+    ["scripts/lab"],
     ["scripts/export"],
     ["dev/reference"],
     ["tests"],

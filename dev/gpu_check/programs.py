@@ -28,7 +28,7 @@ PLACES = {  # variable: (for a device, with dev/emulator)
 SOURCES, SUFFIXES = ("*", "llmc/**/*", "tests/**/*", "dev/**/*"), (".c", ".h", ".cu", ".cuh", ".cpp", ".mk")
 # What a check and a plan of the lab read
 TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/bench/bench_torch.py", "llmc/model/*.h")
-TRAVELLING += ("dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
+TRAVELLING += ("dev/reference/variants.py", "scripts/**/*", "data/outputs.py", "results/gpu-*.json")
 CANNOT_START = r"error while loading shared libraries|symbol lookup error|version `\S+' not found|xec format error"
 START_SECONDS, BUILD_SECONDS = 10, 900
 

@@ -3,9 +3,12 @@
 import fcntl
 import json
 import os
-import secrets
 import struct
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "data"))
+from outputs import open_output
 
 from . import option_history
 from .schema import LAB, OPTIONS, RECORDS, RUN, violation
@@ -66,21 +69,9 @@ def read_lab(directory):
 
 
 def write_atomic(path, text):
-    """The file changes as a whole or, if this fails, not at all. Links are followed; a device or a pipe is written
-    directly."""
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        path.write_text(text)
-        return
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "x") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """The file changes as a whole or, if this fails, not at all."""
+    with open_output(path) as f:
+        f.write(text.encode())
 
 
 def record_of(line):

@@ -225,24 +225,6 @@ def test_the_state_of_a_run_follows_from_its_directory(tmp_path):
     assert not run_directory.locked(run)
 
 
-def test_written_files_follow_links_and_change_as_a_whole_or_not_at_all(tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to("far/file")
-    names = ("link.tmp", f"far/file.{os.getpid()}.tmp")
-    for name in names:
-        (tmp_path / name).write_text("mine")
-    run_directory.write_atomic(tmp_path / "link", "new")
-    with pytest.raises(TypeError):
-        run_directory.write_atomic(tmp_path / "link", b"no text")
-    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
-    assert (tmp_path / "link").is_symlink()
-    os.mkfifo(tmp_path / "pipe")
-    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
-    run_directory.write_atomic(tmp_path / "pipe", "through")
-    assert reader.communicate(timeout=60)[0] == b"through" and (tmp_path / "pipe").is_fifo()
-
-
 def resumed(first, *starts):
     """run.json of a run with later starts (step, {option: new value})."""
     entries = [{"step": 0, "changed": []}] + [
