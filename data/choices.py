@@ -8,11 +8,9 @@ A header of 256 int32 (20240522, version, number of examples, longest example in
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from outputs import open_output
-from sources import BadInput
 
 MAGIC, HEADER = 20240522, 256
 
@@ -50,30 +48,3 @@ def write_choices(path, examples, vocab_size):
         for part in parts:
             f.write(part.tobytes())
     return version
-
-
-def read_choices(path):
-    """(version, examples) of a file that write_choices() or llm.c wrote."""
-    data = Path(path).read_bytes()
-    header = np.frombuffer(data, "<i4", HEADER) if len(data) >= 4 * HEADER else np.zeros(4, "<i4")
-    version = int(header[1])
-    if header[0] != MAGIC or version not in (1, 2):
-        raise BadInput(f"{path} is not a multiple-choice file: it begins with {header[0]}, version {version}")
-    dtype = np.dtype("<u2" if version == 1 else "<u4")
-    words, at, examples = np.frombuffer(data, dtype, offset=4 * HEADER).tolist(), 0, []
-
-    def take(count):
-        nonlocal at
-        at += count
-        return words[at - count : at]
-
-    for index in range(header[2]):
-        begin = at
-        _, size, _, label, count, length = take(6)
-        context, completions = take(length), [take(*take(1)) for _ in range(count)]
-        if (at - begin) * dtype.itemsize != size or at > len(words):
-            raise BadInput(f"{path}: example {index} is damaged")
-        examples.append(Example(context, completions, label))
-    if at != len(words):
-        raise BadInput(f"{path}: {len(words) - at} words follow the last example")
-    return version, examples

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import struct
 import sys
@@ -9,11 +10,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import prepare_choices
 import pyarrow
 import pyarrow.parquet
 import tokenizers
-from choices import read_choices
+from choices import Example
 from program import Result
 from test_tokenizer import train_bpe
 
@@ -74,6 +76,19 @@ def run_here(program, *words):
             status = end.code if isinstance(end.code, int) else 1
             stderr.write("" if isinstance(end.code, int) else f"{end.code}\n")
     return Result(status, stdout.getvalue(), stderr.getvalue())
+
+
+def read_choices(path):
+    """(version, examples) of a multiple-choice file."""
+    data = path.read_bytes()
+    version, count = struct.unpack_from("<ii", data, 4)
+    words, examples = iter(np.frombuffer(data, "<u2" if version == 1 else "<u4", offset=1024).tolist()), []
+    take = lambda number: list(itertools.islice(words, number))
+    for _ in range(count):
+        _, _, _, label, completions, length = take(6)
+        examples.append(Example(take(length), [take(*take(1)) for _ in range(completions)], label))
+    assert not take(1)
+    return version, examples
 
 
 def prepared(*arguments, **more):
