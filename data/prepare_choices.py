@@ -10,8 +10,8 @@
 
 Contexts, completions and labels are those of the tasks of the same names of lm-evaluation-harness 0.4, without examples
 in the context. So are the tokens: of the context with the completion, from the end of the context's tokens on. The
-separator of documents precedes the context, since documents begin so in training. The file has the format of llm.c
-(data/choices.py). It appears completely or not at all.
+separator of documents, if there is one, precedes the context, since documents begin so in training. The file has the
+format of llm.c (data/choices.py). It appears completely or not at all.
 """
 
 import argparse
@@ -260,11 +260,6 @@ def parse_arguments():
     parser.add_argument("--out", required=True, metavar="FILE")
     parser.add_argument("--local", nargs="+", metavar="FILE", help="local copies of the files, in their order")
     parser.add_argument("--examples", type=int, metavar="N", help="only the first N (default: all)")
-    parser.add_argument(
-        "--prefix-separator",
-        action=argparse.BooleanOptionalAction,
-        help="begin each context with the separator of documents (default: if the tokenizer has one)",
-    )
     parser.add_argument("--separator", metavar="TEXT", help="the separator (default: the tokenizer's own)")
     options = parser.parse_args()
     if options.examples is not None and options.examples < 1:
@@ -277,9 +272,7 @@ def run(options):
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         tokenizer = find_tokenizer(options, directory)
-        if options.prefix_separator and tokenizer.separator is None:
-            raise BadInput("--prefix-separator: the tokenizer has no known separator: specify --separator")
-        prefix = [] if options.prefix_separator is False or tokenizer.separator is None else [tokenizer.separator]
+        prefix = [] if tokenizer.separator is None else [tokenizer.separator]
         inputs = local_inputs(options.local) if options.local else hub_inputs(task, None)
         examples = read_examples(task, inputs, directory, tokenizer, prefix, options.examples)
     if not examples:

@@ -147,15 +147,14 @@ def test_tokens_are_those_of_the_context_with_the_completion(tmp_path):
     separator, joined = tokenizer.token_to_id("<|endoftext|>"), 0
     for task, (records, wanted) in RECORDS.items():
         file = write_jsonl(tmp_path / "in.jsonl", records)
-        for options, prefix in (([], [separator]), (["--no-prefix-separator"], [])):
-            _, examples = prepared(task, file, tmp_path / "out.bin", *options, tokenizer=tmp_path / "tokenizer.json")
-            for e, (context, completions, _) in zip(examples, wanted):
-                ids = tokenizer.encode(context).ids
-                assert e.context == prefix + ids, task
-                for tokens, completion in zip(e.completions, completions):
-                    assert tokens == tokenizer.encode(context + completion).ids[len(ids) :], (task, completion)
-                    joined += tokens != tokenizer.encode(completion).ids
-    assert joined > 5, ("only", joined, "completions have other tokens alone")
+        _, examples = prepared(task, file, tmp_path / "out.bin", tokenizer=tmp_path / "tokenizer.json")
+        for e, (context, completions, _) in zip(examples, wanted):
+            ids = tokenizer.encode(context).ids
+            assert e.context == [separator] + ids, task
+            for tokens, completion in zip(e.completions, completions):
+                assert tokens == tokenizer.encode(context + completion).ids[len(ids) :], (task, completion)
+                joined += tokens != tokenizer.encode(completion).ids
+    assert joined > 2, ("only", joined, "completions have other tokens alone")
 
 
 def test_llmc_s_format_has_its_words(tmp_path):
@@ -238,7 +237,6 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     ):
         expect_error(prepare(task, tmp_path / file, tmp_path / "out.bin", **options), tmp_path, words)
     assert POOL.max_memory() < 200e6, "a text of many rows or elements is repeated in memory"
-    expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
     expect_error(prepare("openbookqa", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
     expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--local", word, word), tmp_path, "are one file")
     vocabulary = {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}
@@ -249,6 +247,8 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     pair = write_jsonl(tmp_path / "pair.jsonl", [{"question_stem": "a", "choices": choices, "answerKey": "A"}])
     r = prepare("openbookqa", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json")
     expect_error(r, tmp_path, "no tokens of its own in ' b'")
+    r = prepare("openbookqa", word, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json")
+    expect_error(r, tmp_path, "no context")
     r = prepare("boolq", word, tmp_path / "out.bin")
     assert r.status == 2 and "boolq" in r.err, r
 
