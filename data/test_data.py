@@ -690,11 +690,7 @@ def test_shards_are_printed_and_verified():
     prepare("in.jsonl --out o", SMALL).done()
     out = run("inspect", "o --tokens 40 --verify").done().out
     corpus = read_json("o/corpus.json")
-    separators = [line.split(" of them separators")[0] for line in out.splitlines() if "separators" in line]
-    assert sum(int(text.rsplit(" ", 1)[1]) for text in separators) == corpus["documents"]
     assert repr(make_documents(1)[0][:20])[1:-1] in out
-    largest = max(len(text.encode()) + 1 for text in byte_documents("o"))
-    assert f"{largest} (largest); 0% in documents of 1024 or more, 0%" in out
     write_json("o/corpus.json", {**corpus, "vocab_size": 100})
     done = run("inspect", "o --verify")
     assert done.status == 1 and "the vocabulary has 100" in done.out, done
