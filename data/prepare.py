@@ -340,25 +340,11 @@ def tokenize(corpus, inputs, validation, options, out):
     progress.show(1.0, new_tokens, last=True)
 
 
-def expected_tokens(inputs, options, name):
-    """An estimate from the sizes of the files, and of a corpus of the Hub from the published numbers."""
-    size, hub = sum(i.size for i in inputs), HUB.get(name)
-    packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
-    text = hub.tokens * BYTES_PER_TOKEN * (size / hub.download or 1) if hub else size * packed
+def expected_tokens(inputs, options, hub):
+    """An estimate of the tokens of a corpus of the Hub from the published numbers."""
+    text = hub.tokens * BYTES_PER_TOKEN * (sum(i.size for i in inputs) / hub.download or 1)
     tokens = max(1, int(text / bytes_per_token(options)))
     return min(tokens, options.max_tokens) if options.max_tokens else tokens
-
-
-def check_disk(out, inputs, options, corpus_name, state, width):
-    """Raises BadInput if the shards would not fit. A download is removed after use."""
-    tokens = expected_tokens(inputs, options, corpus_name)
-    need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max(
-        [i.size for i in inputs if i.path is None], default=0
-    )
-    free = shutil.disk_usage(out).free
-    if need > free:
-        space = f"{out} has {free / 1e9:.1f} GB free, and about {need / 1e9:.1f} GB are required"
-        raise BadInput(f"{space}: free disk space, or lower --max-tokens")
 
 
 def load_state(out, wanted, force):
@@ -426,11 +412,10 @@ def prepare(options):
         tokens = sum(s["tokens"] for s in state["shards"])
         print(f"continuing after {len(state['shards'])} shards with {tokens} tokens", flush=True)
     tokenizer = find_tokenizer(options, out, inputs)
-    check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
     if not corpus.enough():
-        sampled = name and expected_tokens(inputs, options, name)
-        validation = Sample(options, sampled) if name else Choice(options, inputs)
+        sample = lambda: Sample(options, expected_tokens(inputs, options, HUB[name]))
+        validation = sample() if name else Choice(options, inputs)
         tokenize(corpus, inputs, validation, options, out)
     corpus.write_validation()
     finish(out, name or " ".join(options.inputs), tokenizer, options, state)
