@@ -31,35 +31,16 @@ class HubCorpus:
     field: str
     tokens: float  # by GPT-2's tokenizer, as published or from the published size of the text
     download: float  # bytes
-    about: str
     revision: str | None = None  # None: the newest
 
 
 # sizes: from the dataset cards
 HUB = {
-    "fineweb": HubCorpus(
-        "HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9, "web pages, 10-billion-token sample"
-    ),
-    "fineweb-edu": HubCorpus(
-        "HuggingFaceFW/fineweb-edu",
-        "sample/10BT/*.parquet",
-        "text",
-        9.9e9,
-        28.5e9,
-        "educational web pages, 10-billion-token sample",
-    ),
-    "dclm": HubCorpus(
-        "mlfoundations/dclm-baseline-1.0",
-        "global-shard_01_of_10/*.jsonl.zst",
-        "text",
-        0.4e12,
-        0.75e12,
-        "web pages, one tenth of DCLM-Baseline",
-    ),
-    "tinystories": HubCorpus(
-        "roneneldan/TinyStories", "data/train-*.parquet", "text", 0.47e9, 1.0e9, "short stories in simple English"
-    ),
-    "c4": HubCorpus("allenai/c4", "en/c4-train.*.json.gz", "text", 156e9, 305e9, "web pages (English C4)"),
+    "fineweb": HubCorpus("HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9),
+    "fineweb-edu": HubCorpus("HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "text", 9.9e9, 28.5e9),
+    "dclm": HubCorpus("mlfoundations/dclm-baseline-1.0", "global-shard_01_of_10/*.jsonl.zst", "text", 0.4e12, 0.75e12),
+    "tinystories": HubCorpus("roneneldan/TinyStories", "data/train-*.parquet", "text", 0.47e9, 1.0e9),
+    "c4": HubCorpus("allenai/c4", "en/c4-train.*.json.gz", "text", 156e9, 305e9),
 }
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".ndjson", ".parquet")

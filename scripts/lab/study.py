@@ -12,10 +12,6 @@ KEPT = ("plan", "size", "title", "question", "reference", "arms", "sweep-seeds",
 SAME_COST = 0.01  # runs whose FLOPs differ by at most this share are equal by design
 
 
-class NothingYet(RunError):
-    """A lab without runs that have started."""
-
-
 @dataclass
 class Study:
     name: str  # PLAN-SIZE of a lab
@@ -180,7 +176,7 @@ def load(paths, reference=None):
     if not studies and left_out:
         raise RunError(left_out[0] + (f" (and {len(left_out) - 1} more)" if left_out[1:] else ""))
     if not studies:
-        raise NothingYet(f"{paths[0]}: no run of the plan has started")
+        raise RunError(f"{paths[0]}: no run of the plan has started")
     for study in studies:
         arrange(study, reference)
         check(study)
