@@ -48,9 +48,6 @@ def parse_arguments(words):
         "options that differ",
     )
     parser.add_argument("--out", help="output directory (default: FIRST/report)")
-    parser.add_argument(
-        "--reference", help="arm that the others are compared with (default: the plan's, else the first)"
-    )
     a = parser.parse_args(words)
     pairs = [re.fullmatch("([^/=]+)=(.+)", path) if not Path(path).exists() else None for path in a.paths]
     a.named = all(pairs)
@@ -109,9 +106,9 @@ def render(name, page):
     return environment.get_template(name).render(page)
 
 
-def compute(paths, reference=None, named=False):
+def compute(paths, named=False):
     """(results, page) of paths. Runs that are not comparable and have no names are an error."""
-    found, left_out = studies.load(paths, reference)
+    found, left_out = studies.load(paths)
     for study in found if not named else ():
         if study.problems:
             more = f" (and {len(study.problems) - 1} more)" if study.problems[1:] else ""
@@ -134,7 +131,7 @@ def main(words):
     first = Path(a.paths[0][1] if a.named else a.paths[0])
     out = Path(a.out or (first.with_suffix("") if first.is_file() else first / "report"))
     try:
-        numbers, page = compute(a.paths, a.reference, a.named)
+        numbers, page = compute(a.paths, a.named)
         for line in numbers["left_out"]:
             print(f"lab report: {line}; left out", file=sys.stderr)
         out.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,7 @@ def add_path(found, path, name, left_out):
             study.missing.append(planned["name"])
 
 
-def load(paths, reference=None):
+def load(paths):
     """([Study], [a line for each unreadable file]) of labs, runs, directories of runs and saved files: paths, or
     (name of an arm, path)."""
     found, left_out = {}, []
@@ -178,20 +178,18 @@ def load(paths, reference=None):
     if not studies:
         raise RunError(f"{paths[0]}: no run of the plan has started")
     for study in studies:
-        arrange(study, reference)
+        arrange(study)
         check(study)
     return studies, left_out
 
 
-def arrange(study, reference):
+def arrange(study):
     """Sets the arms, the reference first, and sorts the runs in their order."""
     labels = {arm: keys.get("label", arm) for arm, keys in study.lab.get("arms", {}).items()}
     present = list(dict.fromkeys(run.arm for run in study.runs))
     order = [arm for arm in labels if arm in present] + [arm for arm in present if arm not in labels]
     planned = study.lab.get("reference")
-    study.reference = reference or (planned if planned in order else order[0])
-    if study.reference not in order:
-        raise RunError(f"--reference {reference}: no such arm; the arms are {', '.join(order)}")
+    study.reference = planned if planned in order else order[0]
     order.sort(key=lambda arm: arm != study.reference)
     study.arms = {arm: labels.get(arm, arm) for arm in order}
     study.runs.sort(key=lambda run: (order.index(run.arm), run.rate, run.seed))

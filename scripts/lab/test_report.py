@@ -390,7 +390,6 @@ def test_runs_that_are_not_comparable_are_an_error(tmp_path):
     for words, status, said in (
         ((tmp_path / "nothing",), 1, "no such file or directory"),
         ((tmp_path,), 2, "not comparable"),
-        ((one, "--reference", "x"), 1, "no such arm"),
         ((f"a={one}", other), 2, "NAME=DIR: give every directory a name, or none"),
         ((f"a={one}", f"a={other}"), 2, "a=DIR: the name is used more than once"),
         ((f"a={tmp_path}/none",), 1, f"{tmp_path}/none: no such file or directory"),
