@@ -273,7 +273,7 @@ def run(options):
         directory = Path(name)
         tokenizer = find_tokenizer(options, directory)
         prefix = [] if tokenizer.separator is None else [tokenizer.separator]
-        inputs = local_inputs(options.local) if options.local else hub_inputs(task, None)
+        inputs = local_inputs(options.local) if options.local else hub_inputs(task)
         examples = read_examples(task, inputs, directory, tokenizer, prefix, options.examples)
     if not examples:
         raise BadInput(f"{inputs[0].name} has no records")

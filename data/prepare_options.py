@@ -49,7 +49,6 @@ def parse_arguments(description):
     add("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
     add("--skip-bad", action="store_true", help="skip and count invalid documents")
     add("--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)")
-    add("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
     add("--force", action="store_true", help="replace the corpus in DIR")
     options = parser.parse_args()
     for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "workers"):
@@ -81,15 +80,11 @@ def find_inputs(options, notes=True):
     """(name of a corpus of the Hub or None, inputs in order). notes: names files that are skipped."""
     first = options.inputs[0]
     name = first if options.inputs == [first] and first in HUB and not os.path.exists(first) else None
-    if name and not options.source_dir and not notes:  # to be listed by the library of the Hub
+    if name and not notes:  # to be listed by the library of the Hub
         return name, []
-    inputs = (
-        hub_inputs(HUB[name], options.source_dir, notes) if name else local_inputs(options.inputs, notes, options.out)
-    )
+    inputs = hub_inputs(HUB[name]) if name else local_inputs(options.inputs, notes, options.out)
     if options.delimiter and not any(kind_of(i.name) == "text" for i in inputs):
         raise BadInput(f"{inputs[0].name}: --delimiter requires text files")
-    if options.source_dir and not name:
-        raise BadInput(f"--source-dir requires a corpus of the Hub: {', '.join(HUB)}")
     return name, inputs
 
 

@@ -136,15 +136,8 @@ def local_inputs(paths, notes=True, out=None):
     return distinct(found)
 
 
-def hub_inputs(corpus, mirror, notes=True):
-    """The files of a corpus in order, from the Hub or from `mirror`, a copy of the repository."""
-    if mirror:
-        root = Path(mirror)
-        names = sorted(str(p.relative_to(root)) for p in files_below(root, notes))
-        found = [Input(n, (root / n).stat().st_size, root / n) for n in names if fnmatch.fnmatch(n, corpus.files)]
-        if not found:
-            raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
-        return distinct(found)
+def hub_inputs(corpus):
+    """The files of a corpus of the Hub in order."""
     try:
         api, folder = hub().HfApi(), corpus.files.split("*")[0].rpartition("/")[0] or None
         commit = api.dataset_info(corpus.repository, revision=corpus.revision).sha

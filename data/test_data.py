@@ -236,7 +236,35 @@ def test_texts_of_tokens_with_spaces_and_bytes_are_those_of_the_library(strip):
     assert done.status == 1 and "its tokens are not byte-level" in done.err, done
 
 
-def test_corpora_of_the_hub_are_read_by_their_layout():
+FAKE_HUB = """
+import os, shutil, types
+ROOT = os.environ["FAKE_HUB"]
+class HfApi:
+    def dataset_info(self, repository, revision):
+        return types.SimpleNamespace(sha="commit")
+    def list_repo_tree(self, repository, path_in_repo, **more):
+        for folder, _, names in os.walk(os.path.join(ROOT, path_in_repo)):
+            for path in (os.path.join(folder, name) for name in sorted(names, reverse=True)):
+                yield types.SimpleNamespace(path=os.path.relpath(path, ROOT), size=os.path.getsize(path))
+def hf_hub_download(repository, name, local_dir, **more):
+    path = os.path.join(local_dir, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(os.path.join(ROOT, "log"), "a") as log:
+        print(name, *os.listdir(os.path.dirname(path)), file=log)
+    return shutil.copyfile(os.path.join(ROOT, name), path)
+"""
+
+
+@pytest.fixture
+def hub(directory, monkeypatch):
+    """The library of the Hub has the files of the folder hub/."""
+    write("packages/huggingface_hub/__init__.py", FAKE_HUB)
+    write("packages/huggingface_hub/utils.py", "class logging:\n    set_verbosity_error = lambda: None\n")
+    monkeypatch.setenv("PYTHONPATH", str(Path("packages").resolve()))
+    monkeypatch.setenv("FAKE_HUB", str(Path("hub").resolve()))
+
+
+def test_corpora_of_the_hub_are_read_by_their_layout(hub, monkeypatch):
     documents = make_documents(150)
     names = {
         **dict.fromkeys(("fineweb", "fineweb-edu"), "sample/10BT/00{}_00000.parquet"),
@@ -249,10 +277,11 @@ def test_corpora_of_the_hub_are_read_by_their_layout():
         for i in range(3):
             path = f"hub/{name}/{pattern.format(i)}"
             (write_parquet if path.endswith(".parquet") else write_jsonl)(path, documents[50 * i : 50 * i + 50])
-        write(f"hub/{name}/README.md", "no document")
-        prepare(f"{name} --source-dir hub/{name} --out out_{name} --max-tokens 1e6", SMALL).done()
+        write(Path(path).with_name("README.md"), "no document")
+        monkeypatch.setenv("FAKE_HUB", str(Path("hub", name).resolve()))
+        prepare(f"{name} --out out_{name} --max-tokens 1e6", SMALL).done()
         expect_documents(f"out_{name}", documents)
-    prepare("c4 --source-dir hub/fineweb --out none", SMALL).one_line(1, "allenai/c4")
+    prepare("fineweb --out none", SMALL).one_line(1, "HuggingFaceFW/fineweb no longer has files")
 
 
 @pytest.mark.slow
@@ -415,52 +444,25 @@ def test_max_tokens_has_validation_from_the_documents_before_its_end(choice):
     assert 2500 < corpus["val_tokens"] < 10000, corpus
 
 
-def test_the_document_after_max_tokens_is_for_validation_if_no_other_is():
+def test_the_document_after_max_tokens_is_for_validation_if_no_other_is(hub):
     documents = make_documents(200)
     write_jsonl("hub/en/c4-train.00000.json.gz", documents)
-    prepare("c4 --source-dir hub --out o --max-tokens 1000 --val-tokens 1", BYTES).done()
+    prepare("c4 --out o --max-tokens 1000 --val-tokens 1", BYTES).done()
     found = byte_documents("o")
     assert documents[: len(found)] == [*found[1:], found[0]]
 
 
-FAKE_HUB = """
-import os, shutil, types
-ROOT = os.environ["FAKE_HUB"]
-class HfApi:
-    def dataset_info(self, repository, revision):
-        return types.SimpleNamespace(sha="commit")
-    def list_repo_tree(self, repository, path_in_repo, **more):
-        for name in sorted(os.listdir(os.path.join(ROOT, path_in_repo)), reverse=True):
-            path = f"{path_in_repo}/{name}"
-            yield types.SimpleNamespace(path=path, size=os.path.getsize(os.path.join(ROOT, path)))
-def hf_hub_download(repository, name, local_dir, **more):
-    path = os.path.join(local_dir, name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(os.path.join(ROOT, "log"), "a") as log:
-        print(name, *os.listdir(os.path.dirname(path)), file=log)
-    return shutil.copyfile(os.path.join(ROOT, name), path)
-"""
-
-
-def test_a_corpus_of_the_hub_has_validation_from_all_of_its_files():
+def test_a_corpus_of_the_hub_has_validation_from_all_of_its_files(hub):
     for i in range(6):
         write_jsonl(f"hub/en/c4-train.0000{i}.json.gz", make_documents(500, i))
-    write("packages/huggingface_hub/__init__.py", FAKE_HUB)
-    write("packages/huggingface_hub/utils.py", "class logging:\n    set_verbosity_error = lambda: None\n")
-    environment = {**os.environ, "PYTHONPATH": str(Path("packages").resolve()), "FAKE_HUB": str(Path("hub").resolve())}
-    command = f"c4 {BYTES} --val-tokens 60000 --shard-tokens 100000"
-    prepare(command, "--out o", env=environment).done()
+    prepare("c4 --val-tokens 60000 --shard-tokens 100000 --out o", BYTES).done()
     names = [f"en/c4-train.0000{i}.json.gz" for i in range(6)]
     assert Path("hub/log").read_text().splitlines() == names, "two downloads are there at once"
-    os.remove("hub/log")
-    prepare(command, "--source-dir hub --out m").done()
-    corpora = [read_json(f"{c}/corpus.json") for c in "om"]
-    assert corpora[0]["shards"] == corpora[1]["shards"], "the corpus of a copy is another one"
     found = byte_documents("o")
     held = set(found[: bytes(shards.open_shard("o/val_000000.bin").astype(np.uint8)).count(0)])
     counts = [sum(text in held for text in make_documents(500, i)) for i in range(6)]
     assert sum(counts) == len(held) and min(counts) > 0.5 * sum(counts) / 6, counts
-    tokens = corpora[0]["val_tokens"]
+    tokens = read_json("o/corpus.json")["val_tokens"]
     assert 20000 < tokens < 180000, ("of about 60000 by the published numbers:", tokens)
     expect_documents("o", [text for i in range(6) for text in make_documents(500, i)])
 
@@ -560,9 +562,6 @@ def test_a_file_that_is_in_the_input_twice_is_refused():
     ):
         refused(f"{first} and {second} are one file", "o", arguments, SMALL)
         assert not Path("o").exists(), arguments
-    write_jsonl("hub/en/c4-train.00000.json.gz", make_documents(30))
-    Path("hub/en/c4-train.00001.json.gz").symlink_to("c4-train.00000.json.gz")
-    refused("00000.json.gz and en/c4-train.00001.json.gz are one file", "o", "c4 --source-dir hub", SMALL)
 
 
 def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once():
@@ -576,7 +575,6 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
     without_packages = [sys.executable, "start.py", HERE, ROOT / "scripts", HERE / "prepare.py"]
     for arguments, words in (
         ("in", "has no files that end in"),
-        ("fineweb --source-dir in", "has no files sample"),
         ("fineweb --tokenizer none.json", "--tokenizer none.json is not a file"),
         ("fineweb --train-bpe 300 --tokenizer in", "--train-bpe and --tokenizer are mutually exclusive"),
         ("fineweb --tokenizer in", "--tokenizer in is a directory: it has no tokenizer.json"),
@@ -584,7 +582,6 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         ("fineweb --out in/a.rst", "--out in/a.rst is not a directory"),
         ("fineweb --val-tokens 0", "--val-tokens 0"),
         ("other/a.parquet --delimiter d", "a.parquet: --delimiter requires text files"),
-        ("other/a.parquet --source-dir in", "--source-dir requires a corpus of the Hub: "),
     ):
         failed(execute(*without_packages, "--out o", arguments), "o", words)
     for name in "bc":
