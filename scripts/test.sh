@@ -5,8 +5,8 @@
 # A test belongs to the lowest tier in which it finds planted bugs that cheaper tests do not find (dev/bugs.md).
 # The last field of a row of tests in C and the marks `full` and `slow` in Python state a tier other than the first.
 #
-# Stages run side by side (tests/stages.sh), since most of them use one core. A stage prints one line per test: "ok",
-# "FAIL" or "skip". A line that begins with "--" says that another stage begins, or what failed first there.
+# Stages run side by side, as many as there are cores, at most 4 (tests/stages.sh). A stage prints one line per test:
+# "ok", "FAIL" or "skip". A line that begins with "--" says that another stage begins, or what failed first there.
 #   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
 #   float            the C programs: operations, models, files, and runs (tests/programs)
 #   ranks            runs of several ranks
@@ -36,7 +36,7 @@
 #   CUDA, fp32; CUDA, sanitizers; CUDA, ThreadSanitizer; CUDA without assembly     the emulation, built so
 #   Slurm            jobs of a small cluster on this machine
 #
-# Usage: scripts/test.sh [--full | --all] [--changed] [--list] [--jobs N] [STAGE...]
+# Usage: scripts/test.sh [--full | --all] [--changed] [--list] [STAGE...]
 #   (no option)  the first tier: five minutes on two cores of 3 GHz
 #   --full       the second tier, which CI runs after the first: ten minutes
 #   --all        all tests of all stages, also a million strings through the tokenizers, many ranks, 200 steps, all GPU
@@ -45,13 +45,12 @@
 #   --changed    only the stages that test files that differ from HEAD
 #   --list       only prints the stages, with the result and the seconds of the last run (build/stages)
 #   STAGE        only this stage (a name of --list)
-#   --jobs N     stages at once (default: the number of cores, at most 4)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 source tests/stages.sh
 
 usage() {
-    echo "test.sh: $1: usage: scripts/test.sh [--full | --all] [--changed] [--list] [--jobs N] [STAGE...]" >&2
+    echo "test.sh: $1: usage: scripts/test.sh [--full | --all] [--changed] [--list] [STAGE...]" >&2
     exit 2
 }
 tier='' changed=no list=no jobs=$(nproc) only=()
@@ -66,11 +65,6 @@ while [ $# -gt 0 ]; do
     --all) set_tier 3 ;;
     --changed) changed=yes ;;
     --list) list=yes ;;
-    --jobs)
-        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || usage "--jobs '${2-}' must be a number from 1 to 99"
-        jobs=$2
-        shift
-        ;;
     --help | -h)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
         exit 0
