@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from program import write_shard
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -54,16 +54,10 @@ def rewrite(path, change):
     path.write_text(json.dumps(value))
 
 
-def write_shard(path, tokens):
-    """A file of tokens for the trainer."""
-    path.write_bytes(struct.pack(f"<256i{len(tokens)}H", 20240520, 1, len(tokens), *[0] * 253, *tokens))
-
-
 def text_shard(path, count, first=0):
     """A shard of bytes: arithmetic, which a model can learn."""
-    write_shard(
-        path, "".join(f"{n} plus {n % 7} is {n + n % 7}.\n" for n in range(first, first + count))[:count].encode()
-    )
+    text = "".join(f"{n} plus {n % 7} is {n + n % 7}.\n" for n in range(first, first + count))
+    write_shard(path, list(text[:count].encode()))
 
 
 def has(text, *parts):
