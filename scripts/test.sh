@@ -182,10 +182,8 @@ sources() {
 }
 double() {
     tests_of_tier=()
-    local words=()
-    [ "$tier" -eq 3 ] || words=("-reads the positions of its window") # half a minute; the same code in `float`
     build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_{operations,diffv2} \
-        && run_tests build/fp64 test_operations && run_tests build/fp64 test_diffv2 ${words[@]+"${words[@]}"}
+        && run_tests build/fp64 test_operations && run_tests build/fp64 test_diffv2
 }
 vectors() {
     tests_of_tier=()

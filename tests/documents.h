@@ -10,7 +10,8 @@ static void test_packed_documents(void) {
     enum { T = 24, DOCUMENTS = 3 };
     const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase mc = {"", 50, 24, 2, 4, 2, 8, 20, 1, T, true, 0, 0, false, v % 2 == 1};
+        const int window = v % 3 ? 5 : 0; // some variants with windows, some of those with YOCO
+        const ModelCase mc = {"", 50, 24, 2, 4, 2, 8, 20, 1, T, true, window, 0, v % 3 == 2, v % 2 == 1};
         ModelConfig c = case_config(&mc, &attention_variants[v]);
         Model packed, alone;
         case_open(&alone, &c, 1, T, FOR_TRAINING);

@@ -1,84 +1,9 @@
 /*
-windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, and generation with caches.
-model.h has the gradients of these models.
+windows.h: tests of generation with caches, with windows and YOCO. model.h has the gradients of these models.
 */
 #pragma once
 #include "harness.h"
 #include "model.h"
-
-// More positions than a block of keys has, so that blocks outside the window are skipped.
-static const ModelCase reach_cases[] = {
-    {"windows of one position", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 1, 0, false, false},
-    {"windows of 5", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 5, 0, false, false},
-    {"windows of 97, every second layer full", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 97, 2, false, false},
-    {"YOCO", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 5, 0, true, false},
-};
-enum { REACH_CASES = sizeof(reach_cases) / sizeof(reach_cases[0]), REACH_T = 205 };
-
-// The output of the last norm; starts as in model_read_batch.
-static void reach_forward(Model *m, const int *tokens, const int *starts, floatX *out) {
-    model_read_batch(m, tokens, tokens + 1, starts, REACH_T);
-    model_forward(m, 1, REACH_T, NULL, NULL);
-    memcpy(out, m->acts.norm_final, (size_t)REACH_T * m->plan.config.C * sizeof(floatX));
-}
-
-// Expects that a change of token u changes row u and the rows that see it, and no other, in a model in which at most
-// one layer mixes positions. window: of that layer, 0: it has none, -1: no layer mixes positions.
-static void expect_reach(Model *m, int *tokens, const int *starts, int window, const char *what) {
-    static const int changed[] = {57, 189, 192}; // the last tokens of documents, and a first of a block
-    size_t C = m->plan.config.C;
-    floatX *before = (floatX *)checked_calloc(REACH_T * C, sizeof(floatX)),
-           *after = (floatX *)checked_calloc(REACH_T * C, sizeof(floatX));
-    reach_forward(m, tokens, starts, before);
-    for (size_t i = 0; i < sizeof(changed) / sizeof(changed[0]); i++) {
-        int u = changed[i], old = tokens[u], wrong = 0, first_wrong = 0;
-        tokens[u] = (old + 1) % m->plan.config.V;
-        reach_forward(m, tokens, starts, after);
-        tokens[u] = old;
-        for (int t = 0; t < REACH_T; t++) {
-            bool visible = t >= u && (!starts || starts[t] <= u) && (window == 0 || t - u < window);
-            bool same = memcmp(before + t * C, after + t * C, C * sizeof(floatX)) == 0;
-            if ((visible || t == u) != same) continue;
-            if (!wrong++) first_wrong = t;
-        }
-        EXPECT(!wrong, "%s, window %d: a change of token %d is wrong in %d rows, the first is %d", what, window, u,
-               wrong, first_wrong);
-    }
-    free(before);
-    free(after);
-}
-
-// Without their o_proj, layers do not mix positions: all but one, in turn. The two plain variants, and those with two
-// key sets, have every case; the others one in turn.
-static void test_reach_of_layers(void) {
-    int starts[REACH_T];
-    for (int t = 0; t < REACH_T; t++) starts[t] = t < 58 ? 0 : t < 190 ? 58 : 190;
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int i = 0; i < REACH_CASES; i++) {
-            const ModelCase *mc = &reach_cases[i];
-            if (v > 1 && attention_variants[v].key_sets == 1 && v % REACH_CASES != i) continue;
-            Model m;
-            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_EVALUATION);
-            for (int l = 0; l < mc->L; l++) {
-                case_randomize(&m, 7);
-                for (int other = 0; other < mc->L; other++) {
-                    const Tensor *o = tensor_of(&m.plan.tensors, T_O, other);
-                    if (other != l) memset(m.state.params + o->offset, 0, o->count * sizeof(floatX));
-                }
-                bool all = (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
-                const char *what = test_text("%s, %s, layer %d", attention_variants[v].name, mc->why, l);
-                if (l < 2) expect_reach(&m, tokens, NULL, all ? 0 : mc->window, what);
-                expect_reach(&m, tokens, starts, all ? 0 : mc->window, what);
-                if (!layer_cross(&m.plan.config, l)) continue;
-                const Tensor *value = tensor_of(&m.plan.tensors, T_YOCO_V, mc->L / 2);
-                memset(m.state.params + value->offset, 0, value->count * sizeof(floatX));
-                expect_reach(&m, tokens, NULL, -1, what); // a layer of the upper half has no other values
-            }
-            case_end(&m, tokens);
-        }
-}
-
-// ---- generation
 
 // PREFILL_ROWS is 8 here. T - 1 new positions and more go through each ring.
 static const ModelCase generation_cases[] = {
@@ -172,6 +97,5 @@ static void test_cached_logits(void) {
 }
 
 static const Test windows_tests[] = {
-    {"a layer reads the positions of its window, or all, within the document", test_reach_of_layers},
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
 };
