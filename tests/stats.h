@@ -1,6 +1,6 @@
 /*
-stats.h: tests of the per-layer statistics. The direct_ functions compute a layer from its input and parameters by the
-definitions, in double: whole rows of probabilities, no fused matrix, no stored log-sum-exp.
+stats.h: tests of the per-layer statistics. The direct_ functions compute them by the definitions, in double, from the
+queries, keys and outputs of a layer: whole rows of probabilities, without the stored log-sum-exp.
 */
 #pragma once
 #include "harness.h"
@@ -18,95 +18,16 @@ static const ModelCase stats_cases[] = {
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 
-// y (rows) = weight (rows, C) x (C)
-static inline void direct_matrix(double *y, const floatX *weight, const double *x, int rows, int C) {
-    for (int r = 0; weight && r < rows; r++) {
-        y[r] = 0;
-        for (int c = 0; c < C; c++) y[r] += (double)weight[r * C + c] * x[c];
-    }
-}
-
-static inline double direct_rms(const double *x, int count, double eps) {
+static inline double direct_rms(const floatX *x, int count) {
     double sum = 0;
-    for (int i = 0; i < count; i++) sum += x[i] * x[i];
-    return sqrt(sum / count + eps);
+    for (int i = 0; i < count; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum / count);
 }
 
-// QK-norm, with the weight (D) of all heads.
-static inline void direct_head_norm(double *x, const floatX *weight, int heads, int D, double eps) {
-    for (int h = 0; h < heads; h++, x += D) {
-        double rms = direct_rms(x, D, eps);
-        for (int i = 0; i < D; i++) x[i] *= (double)weight[i] / rms;
-    }
-}
-
-static inline void direct_rope(double *x, int heads, int D, int t, double theta) {
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = t * pow(theta, -2.0 * i / D), a = x[h * D + i], b = x[h * D + i + D / 2];
-            x[h * D + i] = a * cos(angle) - b * sin(angle);
-            x[h * D + i + D / 2] = b * cos(angle) + a * sin(angle);
-        }
-}
-
-// The inputs of the attention of one layer, row by row.
-typedef struct {
-    double *q, *k, *v, *l, *gate; // (N,NQ,QD), (N,NK,QD), (N,NV,DV), (N,NH), (N,gate_rows)
-} DirectInputs;
-
-static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX *x, int B, int T) {
-    const AttentionDims *d = &m->plan.dims;
-    int N = B * T, C = m->plan.config.C, half = m->plan.config.L / 2;
-    bool cross = m->plan.config.yoco && layer >= half;
-    const int widths[5] = {d->q_rows, d->k_rows, d->v_rows, d->lambda_rows, d->gate_rows};
-    const TensorKind kinds[5] = {T_Q, cross ? T_YOCO_K : T_K, cross ? T_YOCO_V : T_V, T_LAMBDA, T_GATE};
-    double *parts[5], *y = (double *)checked_calloc(2 * C, sizeof(double)), *kv = cross ? y + C : y;
-    const floatX *lower = m->acts.layers[half - 1].x_out;
-    for (int i = 0; i < 5; i++) parts[i] = (double *)checked_calloc((size_t)N * widths[i], sizeof(double));
-    for (int n = 0; n < N; n++) {
-        for (int i = 0; i <= cross; i++) {
-            double *z = i ? kv : y, rms;
-            for (int c = 0; c < C; c++) z[c] = (double)(i ? lower : x)[n * C + c];
-            rms = direct_rms(z, C, m->plan.config.rms_norm_eps);
-            for (int c = 0; c < C; c++)
-                z[c] *= (double)(i ? param(&m->state, T_YOCO_NORM, half) : param(&m->state, T_NORM1, layer))[c] / rms;
-        }
-        for (int i = 0; i < 5; i++) {
-            bool of_kv = cross && (i == 1 || i == 2);
-            direct_matrix(parts[i] + n * widths[i], param(&m->state, kinds[i], of_kv ? half : layer), of_kv ? kv : y,
-                          widths[i], C);
-        }
-        if (m->plan.config.qk_norm) {
-            const floatX *of_keys = cross ? param(&m->state, T_YOCO_K_NORM, half) : param(&m->state, T_K_NORM, layer);
-            double eps = m->plan.config.rms_norm_eps;
-            direct_head_norm(parts[0] + n * widths[0], param(&m->state, T_Q_NORM, layer), d->NQ, d->QD, eps);
-            direct_head_norm(parts[1] + n * widths[1], of_keys, d->NK, d->QD, eps);
-        }
-        direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->plan.config.rope_theta);
-        direct_rope(parts[1] + n * widths[1], d->NK, d->QD, n % T, m->plan.config.rope_theta);
-    }
-    free(y);
-    DirectInputs in = {parts[0], parts[1], parts[2], parts[3], parts[4]};
-    return in;
-}
-
-static inline double direct_lambda(const Model *m, int layer, double l) {
-    double dots[2] = {0, 0};
-    const AttentionVariant *a = m->plan.config.attention;
-    switch (a->lambda) {
-    case LAMBDA_LAYER: l = (double)param(&m->state, T_LAYER_LAMBDA, layer)[0]; break;
-    case LAMBDA_EXP:
-        for (int i = 0; i < m->plan.config.D; i++) {
-            dots[0] +=
-                (double)param(&m->state, T_LAMBDA_Q1, layer)[i] * (double)param(&m->state, T_LAMBDA_K1, layer)[i];
-            dots[1] +=
-                (double)param(&m->state, T_LAMBDA_Q2, layer)[i] * (double)param(&m->state, T_LAMBDA_K2, layer)[i];
-        }
-        return exp(dots[0]) - exp(dots[1]) + lambda_init(layer);
-    case LAMBDA_ONE: return 1;
-    default: break;
-    }
-    return a->factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l;
+// The factor of the second map of output head h in row n.
+static inline double direct_lambda(const Model *m, int layer, int n, int h) {
+    double l = (double)m->acts.layers[layer].lambda[n * plan_dims(&m->plan, layer)->lambda_ld + h];
+    return m->plan.config.attention->factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l;
 }
 
 // The query head of map 0 or 1 of output head h: of g + 1 heads in a row, g make outputs, and the last is subtracted.
@@ -134,11 +55,13 @@ static inline int direct_low(const Model *m, int layer, int b, int t, int T) {
 }
 
 // Computes the probabilities p (t+1) of query head h at position t of sequence b. Returns the largest |logit|.
-static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
-                                          int t, int T) {
-    const AttentionDims *d = &m->plan.dims;
+static inline double direct_probabilities(double *p, const Model *m, int layer, int h, int b, int t, int T) {
+    const AttentionDims *d = plan_dims(&m->plan, layer);
     const AttentionVariant *a = m->plan.config.attention;
-    int key = direct_key_head(d, h);
+    const floatX *fused = m->acts.layers[layer].fused, *q = fused + (b * T + t) * d->fused_ld + h * d->QD;
+    const bool cross = layer_cross(&m->plan.config, layer);
+    const floatX *k = (cross ? m->acts.kv : fused + d->k_at) + direct_key_head(d, h) * d->QD;
+    const int ld = cross ? d->kv_ld : d->fused_ld;
     double largest = 0, sum = a->sink == SINK_ZERO      ? 1
                               : a->sink == SINK_LEARNED ? exp((double)param(&m->state, T_SINKS, layer)[h])
                                                         : 0;
@@ -146,27 +69,13 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     for (int j = 0; j < low; j++) p[j] = 0;
     for (int j = low; j <= t; j++) {
         double dot = 0;
-        for (int i = 0; i < d->QD; i++)
-            dot += in->q[((b * T + t) * d->NQ + h) * d->QD + i] * in->k[((b * T + j) * d->NK + key) * d->QD + i];
+        for (int i = 0; i < d->QD; i++) dot += (double)q[i] * (double)k[(b * T + j) * ld + i];
         double logit = dot / sqrt(d->QD);
         largest = fmax(largest, fabs(logit));
         sum += p[j] = exp(logit);
     }
     for (int j = 0; j <= t; j++) p[j] /= sum;
     return largest;
-}
-
-// Applies norm and gate to the combined heads (OH,DV), as in variants.h.
-static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
-    const AttentionDims *d = &m->plan.dims;
-    const AttentionVariant *a = m->plan.config.attention;
-    int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
-    for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
-        double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
-        for (int i = 0; i < width; i++) context[at + i] *= factor * (double)param(&m->state, T_SUBLN, layer)[i] / rms;
-    }
-    for (int i = 0; a->gate != GATE_NONE && i < d->OH * d->DV; i++)
-        context[i] /= 1 + exp(-gate[a->gate == GATE_HEAD ? i / d->DV : i]);
 }
 
 typedef struct {
@@ -179,48 +88,35 @@ static inline void direct_add(DirectMean *r, double x) {
 
 // The attention statistics of one layer; `sampled` (N): whether the sample has the query row. condition: the mean of
 // sum(A1 + |s| A2) / sum |A1 - s A2| of rows, by which a rounding grows in the effective map.
-static inline LayerStats direct_stats(double *condition, const Model *m, int layer, const floatX *x, int B, int T,
-                                      const bool *sampled) {
-    const AttentionDims *d = &m->plan.dims;
+static inline LayerStats direct_stats(double *condition, const Model *m, int layer, int B, int T, const bool *sampled) {
+    const AttentionDims *d = plan_dims(&m->plan, layer);
+    const LayerActivations *acts = &m->acts.layers[layer];
     const AttentionVariant *a = m->plan.config.attention;
-    DirectInputs in = direct_inputs(m, layer, x, B, T);
     DirectMean lambda, rms, effective, grows;
     memset(&lambda, 0, sizeof(lambda));
     rms = effective = grows = lambda;
     double *p = (double *)checked_calloc(2 * T, sizeof(double)), largest = 0;
-    double *context = (double *)checked_calloc(d->OH * d->DV, sizeof(double));
     for (int n = 0; n < B * T; n++) {
         int t = n % T, start = direct_start(m, n / T, t, T), low = direct_low(m, layer, n / T, t, T);
         for (int h = 0; h < d->OH; h++) {
-            double s = a->signals ? direct_lambda(m, layer, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0,
-                   all = 0;
+            double s = a->signals ? direct_lambda(m, layer, n, h) : 0, sum = 0, all = 0;
             if (a->signals) direct_add(&lambda, s);
-            for (int i = 0; i < d->DV; i++) context[h * d->DV + i] = 0;
+            direct_add(&rms, direct_rms(acts->attn_out.data + (n * d->OH + h) * d->DV, d->DV));
+            if (!sampled[n] || low == t) continue;
             for (int map = 0; map < (a->signals ? 2 : 1); map++) {
                 int head = direct_query_head(d, a, h, map);
-                double logit = direct_probabilities(p + map * T, m, layer, &in, head, n / T, t, T);
-                int value = direct_key_head(d, head) / a->key_sets;
-                for (int j = 0; j <= t; j++)
-                    for (int i = 0; i < d->DV; i++)
-                        context[h * d->DV + i] +=
-                            (map ? -s : 1) * p[map * T + j] * in.v[((n - t + j) * d->NV + value) * d->DV + i];
-                if (sampled[n] && low < t) largest = fmax(largest, logit);
+                largest = fmax(largest, direct_probabilities(p + map * T, m, layer, head, n / T, t, T));
             }
             for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]), all += p[j] + fabs(s) * p[T + j];
-            if (!sampled[n] || low == t) continue;
             direct_add(&grows, all / sum);
             direct_add(&effective, fabs(p[start] - s * p[T + start]) / sum);
         }
-        direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
-        for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
     }
     *condition = grows.mean;
     double residual = 0;
-    for (int i = 0; i < B * T * m->plan.config.C; i++)
-        residual = fmax(residual, fabs((double)(float)m->acts.layers[layer].x_out[i]));
+    for (int i = 0; i < B * T * m->plan.config.C; i++) residual = fmax(residual, fabs((double)(float)acts->x_out[i]));
     LayerStats stats = {lambda.mean, rms.mean, {effective.mean, largest}, residual};
-    double *const owned[] = {in.q, in.k, in.v, in.l, in.gate, p, context};
-    for (int i = 0; i < 7; i++) free(owned[i]);
+    free(p);
     return stats;
 }
 
@@ -257,23 +153,6 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
     free(starts);
 }
 
-// The largest |weight| of QK-norm of queries, times that of keys.
-static double largest_head_weight(const Model *m, int l) {
-    double product = 1;
-    for (int k = 0; k < 2 && m->plan.config.qk_norm; k++) {
-        bool cross = layer_cross(&m->plan.config, l);
-        const floatX *w = param(&m->state,
-                                k == 0  ? T_Q_NORM
-                                : cross ? T_YOCO_K_NORM
-                                        : T_K_NORM,
-                                cross && k ? m->plan.config.L / 2 : l);
-        double largest = 0;
-        for (int i = 0; i < m->plan.dims.QD; i++) largest = fmax(largest, fabs((double)w[i]));
-        product *= largest;
-    }
-    return product;
-}
-
 // Statistics of layer l after a forward and a backward, which does not change the activations.
 static void expect_layer_stats(const Model *m, const char *why, int l, const LayerStats *got, int B, int T) {
     const ModelConfig *c = &m->plan.config;
@@ -282,8 +161,7 @@ static void expect_layer_stats(const Model *m, const char *why, int l, const Lay
     int rows = attention_stats_rows(B, T);
     double condition;
     for (int r = 0; r < rows; r++) sampled[r % B * T + 1 + (2 * r + 1) * (T - 1) / (2 * rows)] = true;
-    LayerStats wanted =
-        direct_stats(&condition, m, l, l ? m->acts.layers[l - 1].x_out : m->acts.embedded, B, T, sampled);
+    LayerStats wanted = direct_stats(&condition, m, l, B, T, sampled);
     const AttentionStats *w = &wanted.attention;
     if (c->attention->signals)
         expect_near(m, why, l, "lambda", got->lambda, wanted.lambda, fmax(1, fabs(wanted.lambda)));
@@ -291,10 +169,6 @@ static void expect_layer_stats(const Model *m, const char *why, int l, const Lay
     expect_near(m, why, l, "context RMS", got->context_rms, wanted.context_rms, wanted.context_rms);
     expect_near(m, why, l, "effective mass", g->first_position_share, w->first_position_share, condition);
     expect_near(m, why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
-    // QK-norm: |q| <= sqrt(QD) max|weight|, likewise |k|; a rotation changes no length
-    double bound = sqrt(m->plan.dims.QD) * largest_head_weight(m, l);
-    EXPECT(!c->qk_norm || g->largest_logit <= bound * (1 + m->plan.dims.QD * 0x1p-20),
-           "%s, layer %d: a logit of %g with QK-norm, at most %g", c->attention->name, l, g->largest_logit, bound);
     EXPECT(got->residual_max == wanted.residual_max, "%s, layer %d: largest magnitude %.9g, not %.9g",
            c->attention->name, l, got->residual_max, wanted.residual_max);
     free(sampled);
