@@ -83,71 +83,6 @@ static void test_expert_differences(void) {
     }
 }
 
-// Two tensors are in one span if and only if they are neighbours that are updated alike.
-static void expect_spans(const ModelPlan *plan) {
-    const TensorList *list = &plan->tensors;
-    const Tensor *span = list->spans, *last = span + list->span_count - 1;
-    for (int i = 0; i < list->count; i++) {
-        const Tensor *t = &list->tensors[i];
-        bool apart = i == 0 || t->layer != t[-1].layer || t->ndim != t[-1].ndim || t->row->kind == T_ROUTER_BIAS ||
-                     t[-1].row->kind == T_ROUTER_BIAS;
-        if (i > 0 && apart && span < last) span++;
-        bool first = span->offset == t->offset && span->row == t->row;
-        EXPECT(first == apart && span->layer == t->layer && span->row->decay == t->row->decay &&
-                   span->offset + span->count >= t->offset + t->count &&
-                   is_product_weight(plan, span) == is_product_weight(plan, t),
-               "%s is not in the span of %s", t->name, span->name);
-        if (i + 1 == list->count || (span < last && t[1].offset == span[1].offset))
-            EXPECT(span->offset + span->count == t->offset + t->count, "the span of %s does not end with %s",
-                   span->name, t->name);
-    }
-    EXPECT(span == last, "%d spans, not %d", list->span_count, (int)(span - list->spans) + 1);
-}
-
-// Three updates give each tensor the bits that it has when it is updated alone, and leave all padding 0.
-static void test_updates_of_spans(void) {
-    static const char *const variants[] = {"diff_v2", "sink", "diff_v1", "gated_elem", "diff_v2_layer_lambda"};
-    Options o;
-    options_defaults(&o);
-    o.weight_decay = 0.5, o.grad_clip = 0.1;
-    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
-        Model m;
-        const ModelCase *mc = &expert_cases[i].model;
-        int *tokens = expert_start(&m, i, variants[i], FOR_TRAINING, RECOMPUTE_NOTHING);
-        const TensorList *list = &m.plan.tensors;
-        size_t count = list->buffer_count, padding = count;
-        expect_spans(&m.plan);
-        floatX *params = (floatX *)checked_calloc(count, sizeof(floatX));
-        real *moments[2];
-        for (int k = 0; k < 2; k++) moments[k] = (real *)checked_calloc(count, sizeof(real));
-        memcpy(params, m.state.params, count * sizeof(floatX));
-        for (int64_t step = 1; step <= 3; step++) {
-            case_loss(&m, tokens, mc->B, mc->T, true);
-            double norm = case_grad_norm(&m);
-            model_update(&m, &o, 0.1, step, norm);
-            for (int k = 0; k < list->count; k++) {
-                const Tensor *t = &list->tensors[k];
-                size_t at = t->offset;
-                if (t->row->kind == T_ROUTER_BIAS) memcpy(params + at, m.state.params + at, t->count * sizeof(floatX));
-                else
-                    adamw_update(params + at, NULL, m.state.grads + at, moments[0] + at, moments[1] + at, t->count,
-                                 clip_factor(norm, o.grad_clip), 0.1, o.beta1, o.beta2, o.eps,
-                                 t->ndim == 2 ? o.weight_decay : 0, step);
-            }
-        }
-        for (int k = 0; k < list->count; k++) padding -= list->tensors[k].count;
-        EXPECT(padding > 0, "%s: no padding", mc->why);
-        EXPECT(memcmp(params, m.state.params, count * sizeof(floatX)) == 0, "%s: weights differ", mc->why);
-        EXPECT(memcmp(moments[0], m.state.m, count * sizeof(real)) == 0 &&
-                   memcmp(moments[1], m.state.v, count * sizeof(real)) == 0,
-               "%s: moments differ", mc->why);
-        for (int k = 0; k < 2; k++) free(moments[k]);
-        free(params);
-        case_end(&m, tokens);
-    }
-    options_free(&o);
-}
-
 // Equal logits: the experts with the smaller numbers. NaN comes first, so that it is not hidden.
 static void test_router_ties(void) {
     enum { N = 4, C = 1, E = 5, K = 3 };
@@ -387,7 +322,6 @@ static void test_experts_match_parameters(void) {
 }
 
 static const Test expert_tests[] = {
-    {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_spans},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"an expert that the bias chooses has a weight wherever its logit is", test_router_far_choice},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
