@@ -1,6 +1,6 @@
 /*
-muon.h: what the cases of the catalogue do not show of Muon: singular values, matrices without a
-direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
+muon.h: what the cases of the catalogue do not show of Muon: matrices without a direction, and the numbers of
+torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
 */
 #pragma once
 #include "engine.h"
@@ -9,56 +9,6 @@ direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_
 static void muon_run(real *out, real *second, const real *x, int rows, int columns) {
     if (ops_workspace.bytes < muon_workspace_bytes(rows, columns)) ops_init(muon_workspace_bytes(rows, columns));
     muon_orthogonalize(out, second, x, rows, columns, 0.95);
-}
-
-// The singular values of x (rows,columns), rows <= columns, which become rows of a matrix with orthogonal rows: the
-// method of Jacobi on one side.
-static void singular_values(double *values, double *x, int rows, int columns) {
-    for (int sweep = 0; sweep < 30; sweep++)
-        for (int i = 0; i < rows; i++)
-            for (int j = i + 1; j < rows; j++) {
-                double *a = x + i * columns, *b = x + j * columns, aa = 0, bb = 0, ab = 0;
-                for (int k = 0; k < columns; k++) aa += a[k] * a[k], bb += b[k] * b[k], ab += a[k] * b[k];
-                double angle = 0.5 * atan2(2 * ab, aa - bb), c = cos(angle), s = sin(angle);
-                for (int k = 0; k < columns; k++) {
-                    double turned = c * a[k] + s * b[k];
-                    b[k] = c * b[k] - s * a[k], a[k] = turned;
-                }
-            }
-    for (int i = 0; i < rows; i++) {
-        double sum = 0;
-        for (int k = 0; k < columns; k++) sum += x[i * columns + k] * x[i * columns + k];
-        values[i] = sqrt(sum);
-    }
-}
-
-// A direction whose singular values are known: rows of cosines, which are orthogonal, times 1 down to `least`, in a
-// rotated basis.
-static void test_muon_singular_values(void) {
-    enum { M = 24, N = 40 };
-    const double pi = acos(-1);
-    TestRandom random = {1};
-    real *x = op_alloc(M * N), *out = op_alloc(M * N);
-    double *basis = (double *)op_alloc_bytes(M * N * sizeof(double)), values[M], before[M];
-    for (int i = 0; i < M * N; i++) basis[i] = test_random_real(&random);
-    singular_values(values, basis, M, N); // random orthogonal rows
-    for (int r = 0; r < M; r++)
-        for (int c = 0; c < N; c++) {
-            double sum = 0;
-            for (int k = 0; k < M; k++)
-                sum += sqrt(2.0 / M) * cos(pi / M * (r + 0.5) * (k + 0.5)) * pow(0.02, k / (M - 1.0)) *
-                       basis[k * N + c] / values[k];
-            x[r * N + c] = (real)sum;
-        }
-    for (int i = 0; i < M * N; i++) basis[i] = (double)x[i];
-    singular_values(before, basis, M, N);
-    muon_run(out, NULL, x, M, N);
-    for (int i = 0; i < M * N; i++) basis[i] = (double)out[i] / (0.2 * sqrt(N));
-    singular_values(values, basis, M, N);
-    for (int k = 0; k < M; k++)
-        EXPECT(values[k] > 0.65 && values[k] < 1.25, "the singular value %.3g became %.4g, not about 0.7 to 1.2",
-               before[k], values[k]);
-    op_free("singular values");
 }
 
 // 1 x n and n x 1 become a unit vector times the band; zeros stay zeros; a matrix of rank 1 keeps its rank.
