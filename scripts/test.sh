@@ -414,7 +414,7 @@ lab() {
         && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
 }
 fuzzing() {
-    local halves=("choices config corpus index prompts" "safetensors shards state tokenizer") targets=() seconds=20
+    local halves=("config index prompts safetensors" "shards state tokenizer") targets=() seconds=20
     [ "$tier" -eq 3 ] || read -ra targets <<<"${halves[$(turn) % 2]}"
     [ "$tier" -eq 3 ] || seconds=1
     run_script dev/fuzz/run.sh ${targets[@]+"${targets[@]}"} -max_total_time=$seconds

@@ -253,6 +253,7 @@ static const struct {
     {-1, 4, 3, 0, "example 0 ends within its tokens"},
     {-1, 5, 200, 0, "example 0 has a context of 200 tokens, beyond its end"},
     {-1, 5, 0, 0, "example 0 has no context"},
+    {-1, 5, 1, 0, "example 0 has 2 words after its completions"},
     {-1, 6, 256, 0, "example 0 has token 256, outside the vocabulary of 256"},
     {-1, 13, 300, 0, "example 0 has token 300, outside the vocabulary of 256"},
     {-1, 9, 0, 0, "example 0 has a completion of 0 tokens"},

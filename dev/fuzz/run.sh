@@ -6,7 +6,7 @@
 # Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
 # Usage: dev/fuzz/run.sh [TARGET...] [-OPTION=VALUE...]
-#   TARGET           choices, config, corpus, index, prompts, safetensors, shards, state, tokenizer (all)
+#   TARGET           config, index, prompts, safetensors, shards, state, tokenizer (all)
 #   -OPTION=VALUE    options of libFuzzer, for example -runs=1000000 (-max_total_time=20)
 # FUZZ_SHOW=1 build/fuzz/TARGET FILE runs one file and prints the messages of the reader.
 set -uo pipefail
@@ -27,7 +27,7 @@ for argument; do
         exit 2
     }
 done
-[ ${#targets[@]} -gt 0 ] || targets=(choices config corpus index prompts safetensors shards state tokenizer)
+[ ${#targets[@]} -gt 0 ] || targets=(config index prompts safetensors shards state tokenizer)
 [ ${#options[@]} -gt 0 ] || options=(-max_total_time=20)
 missing=$(scripts/install_deps.sh --check --with-fuzzer) || {
     echo "skip fuzzing: $missing (scripts/install_deps.sh --with-fuzzer)"
