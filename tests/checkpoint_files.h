@@ -127,9 +127,6 @@ static bool checkpoint_test_child(int argc, char **argv) {
         ckpt_model_free(&m);
     } else if (strcmp(action, "save-for-ever") == 0) {
         for (int64_t step = 1;; step++) ckpt_save(path, step, (uint64_t)step);
-    } else if (strcmp(action, "newest") == 0) {
-        char found[PATH_SIZE];
-        printf("%" PRId64 "\n", checkpoint_find_newest(path, found));
     } else if (strcmp(action, "save") == 0) ckpt_save(path, strtoll(more, NULL, 10), 1);
     else if (strcmp(action, "clean") == 0) checkpoint_clean(path);
     else if (strcmp(action, "prune") == 0) checkpoint_prune(path, strtoll(more, NULL, 10), 40);
