@@ -7,7 +7,10 @@ tests.h: tests of the C operations: the cases of the catalogue, and properties t
 #include "traffic.h"
 
 static void test_embedding(void) { op_check_all(OP_EMBEDDING); }
-static void test_rmsnorm(void) { op_check_all(OP_RMSNORM); }
+static void test_rmsnorm(void) {
+    op_check_all(OP_RMSNORM);
+    op_check_all(OP_RESIDUAL_RMSNORM);
+}
 static void test_matmul(void) { op_check_all(OP_MATMUL); }
 static void test_rope(void) { op_check_all(OP_ROPE); }
 static bool op_has_window(const OpRow *row) { return row->d[11] > 0; }
@@ -50,12 +53,6 @@ static void test_experts(void) {
     op_check_all(OP_EXPERT_GATHER);
     op_check_all(OP_EXPERT_SWIGLU);
     op_check_all(OP_EXPERT_LINEAR);
-}
-
-static void test_rmsnorm_of_zeros(void) {
-    real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd;
-    rmsnorm_forward(activation(y, NULL), &rstd, x, weight, 1, 5, (real)OP_EPS);
-    EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
 }
 
 // bf16 is the upper half of the bits of a float. Compares with the conversion of files, which rounds the exact value.
@@ -289,25 +286,6 @@ static void test_sink_extremes(void) {
     }
 }
 
-// --- residual and rmsnorm in one pass ---
-
-// The definition, and the bits of the two operations in sequence.
-static void test_residual_rmsnorm(void) {
-    enum { N = 13, C = 130, COUNT = N * C };
-    TestRandom random = {8};
-    real *a = op_alloc_random(&random, COUNT, 1), *b = op_alloc_random(&random, COUNT, 2),
-         *sum = op_alloc_copy(a, COUNT);
-    real *weight = op_alloc_random(&random, C, 1), *fused[3], *y = op_alloc(COUNT), *rstd = op_alloc(N);
-    for (int i = 0; i < 3; i++) fused[i] = op_alloc(i < 2 ? COUNT : N);
-    for (int e = 0; e < COUNT; e++) sum[e] += b[e];
-    rmsnorm_forward(activation(y, NULL), rstd, sum, weight, N, C, (real)OP_EPS);
-    residual_rmsnorm_forward(fused[0], activation(fused[1], NULL), fused[2], a, b, weight, N, C, (real)OP_EPS);
-    EXPECT(op_same(sum, fused[0], COUNT) && op_same(y, fused[1], COUNT) && op_same(rstd, fused[2], N),
-           "the sum, the norm or rstd has other bits");
-    op_free("residual and rmsnorm");
-    op_check_all(OP_RESIDUAL_RMSNORM);
-}
-
 // The order of magnitudes: numbers, infinity, NaN; whichever thread finds them.
 static void test_absmax(void) {
     enum { ROWS = 5, COLUMNS = 37, LD = 40, LAST = (ROWS - 1) * LD + COLUMNS - 1 };
@@ -387,26 +365,18 @@ static double squares_of(const real *x, size_t count) {
 }
 static void test_sum_of_squares(void) {
     static const int counts[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003}; // around a part of 16 and all 256 of them
-    int before = omp_get_max_threads();
     op_check_all(OP_SUM_OF_SQUARES);
     for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
         size_t count = (size_t)counts[k];
         TestRandom random = {k};
-        real *x = op_alloc(count), *y = op_alloc_random(&random, count, 1);
+        real *x = op_alloc(count);
         double want = 0;
         for (size_t i = 0; i < count; i++) {
             x[i] = (real)(test_random_int(&random, 2001) - 1000);
             want += (double)x[i] * (double)x[i];
         }
-        double got = squares_of(x, count), sums[3];
+        double got = squares_of(x, count);
         EXPECT(got == want, "count %d: %.17g, not %.17g", counts[k], got, want);
-        for (int t = 0; t < 3; t++) {
-            omp_set_num_threads(1 + t);
-            sums[t] = squares_of(y, count);
-        }
-        omp_set_num_threads(before);
-        EXPECT(sums[0] == sums[1] && sums[1] == sums[2], "count %d: %.17g, %.17g, %.17g with 1, 2, 3 threads",
-               counts[k], sums[0], sums[1], sums[2]);
         if (count > 0) {
             x[count - 1] = (real)NAN;
             EXPECT(isnan(squares_of(x, count)), "count %d: the last element is NaN, the sum is not", counts[k]);
@@ -466,7 +436,6 @@ static const Test operations_tests[] = {
     {"the sigmoid is correct to rounding and saturates at 0 and 1", test_sigmoid},
     {"the embedding copies rows, and its backward sums over repeated tokens", test_embedding},
     {"rmsnorm and its backward agree with the definition", test_rmsnorm},
-    {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
     {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
     {"the peak is measured with random numbers, in every type and storage", test_peak_numbers},
@@ -489,7 +458,6 @@ static const Test operations_tests[] = {
     {"the gates and their backward agree with the definition", test_gate},
     {"the norm of heads and its backward agree with the definition", test_head_norm},
     {"swiglu and its backward agree with the definition", test_swiglu},
-    {"residual_rmsnorm equals the sum and rmsnorm, bit for bit", test_residual_rmsnorm},
     {"the largest magnitude of a tensor with infinity is infinity, and with NaN it is NaN", test_absmax},
     {"cross_entropy and the gradient in its logits agree with the definition", test_cross_entropy},
     {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
