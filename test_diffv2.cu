@@ -41,9 +41,6 @@ static const Check collectives_check = {"collectives of one rank", check_collect
 static const Case cuda_cases[] = {
     {&embedding_order_check, {1500, 46, 24}, 0, "fp32 sums in the order of the rows, more and fewer than a warp"},
     {&embedding_order_check, {700, 3, 40}, 0, "rows of several warps, two blocks of columns"},
-    {&residual_rmsnorm_check, {7, 64}, 0, "packs"},
-    {&residual_rmsnorm_check, {13, 19}, 0, "no packs"},
-    {&residual_rmsnorm_check, {5, 328}, 1, "unaligned packs"},
 #ifdef CUDA_ON_CPU
     {&gemm_split_check, {256, 4}, 0, "the sum over K may be divided"},
     {&gemm_split_check, {200, 1}, 0, "a remainder of K would be left out"},

@@ -25,26 +25,6 @@ static void check_embedding_order(const Case *c) {
 }
 static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
-// The norm is bitwise that of rmsnorm_forward on the stored sum, which is exact to one rounding.
-static void check_residual_rmsnorm(const Case *c) {
-    int N = c->n[0], C = c->n[1];
-    Operands o(c->shift);
-    Operand &sum = o.out("sum", product(N, C)), &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
-    Operand &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
-    Operand &max = o.max("max", 0), &max2 = o.max("max by rmsnorm", 0);
-    Operand &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
-    o.run(0, [&] {
-        Activation norm = activation(y.x(), (absmax_t *)max.at()), norm2 = activation(y2.x(), (absmax_t *)max2.at());
-        residual_rmsnorm_forward(sum.x(), norm, rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f);
-        rmsnorm_forward(norm2, rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f);
-    });
-    EXPECT(y.result == y2.result && rstd.result == rstd2.result && max.result == max2.result,
-           "the norm has other bits than rmsnorm_forward gives");
-    for (size_t k = 0; k < sum.count; k++) sum.twin[k] = a.twin[k] + b.twin[k];
-    o.expect(sum, {1, 0});
-}
-static const Check residual_rmsnorm_check = {"residual_rmsnorm_forward", check_residual_rmsnorm, "N C"};
-
 // C = A B, or C +=, in double.
 static void gemm_reference(GemmShape s, Operand &C, const Operand &A, const Operand &B) {
     auto at = [](const Operand &t, bool transposed, int row, int column, int ld) {
