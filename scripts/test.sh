@@ -204,7 +204,7 @@ sanitized() {
         run_pytest tests build/asan tests/programs
     else # the watchdog's twelve processes would be too late; of the models, what has shapes of its own
         run_tests build/asan test_operations
-        run_tests build/asan test_rooms -watchdog
+        run_tests build/asan test_rooms options data corpora tokenizer checkpoint progress devices
         run_tests build/asan test_diffv2 model windows sparse experts documents generation
     fi
 }

@@ -10,7 +10,7 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEST, BENCH = "build/oncpu/test_diffv2", "build/oncpu/bench_cuda"
-CASES = ("swiglu", "-expert_swiglu")
+CASES = ("head_norm",)
 
 
 def run(*command):

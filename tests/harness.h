@@ -135,22 +135,13 @@ static inline int test_end(const TestCounts *counts) {
     return counts->failed ? EXIT_FAILED : EXIT_DONE;
 }
 
-// Which tests the arguments select: those whose subject or sentence contains one of the words, all without words,
-// except those whose subject is, or whose sentence contains, the WORD of an argument -WORD. A word that begins with
-// two dashes is the name of an option, and selects.
-static inline bool test_word_excludes(const char *word) { return word[0] == '-' && word[1] != '-'; }
+// Which tests the arguments select: those whose subject or sentence contains one of the words; all without words.
 static inline bool test_word_fits(const char *word, const char *subject, const char *sentence) {
-    if (test_word_excludes(word)) return strcmp(subject, word + 1) == 0 || strstr(sentence, word + 1);
     return strstr(subject, word) || strstr(sentence, word);
 }
 static inline bool test_chosen(int count, char **words, const char *subject, const char *sentence) {
-    bool chosen = true;
-    for (int i = 0; i < count; i++) chosen = chosen && test_word_excludes(words[i]);
-    for (int i = 0; i < count; i++)
-        if (test_word_fits(words[i], subject, sentence)) {
-            if (test_word_excludes(words[i])) return false;
-            chosen = true;
-        }
+    bool chosen = count == 0;
+    for (int i = 0; i < count; i++) chosen = chosen || test_word_fits(words[i], subject, sentence);
     return chosen;
 }
 
