@@ -6,7 +6,7 @@
 # The last field of a row of tests in C and the marks `full` and `slow` in Python state a tier other than the first.
 #
 # Stages run side by side, as many as there are cores, at most 4 (tests/stages.sh). A stage prints one line per test:
-# "ok", "FAIL" or "skip". A line that begins with "--" says that another stage begins, or what failed first there.
+# "ok", "FAIL" or "skip", which are printed when it ends. A line that begins with "--" says that a stage begins.
 #   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
 #   float            the C programs: operations, models, files, and runs (tests/programs)
 #   ranks            runs of several ranks

@@ -1,13 +1,12 @@
 # stages.sh: runs the stages of scripts/test.sh side by side, and counts their tests. scripts/test.sh sources it.
 #
 # A stage is a function and a name. It runs in a process of its own, in the order of the list, as many at once as
-# run_stages is told. Its output is a file. The output of the first unfinished stage is printed as it grows; between its
-# lines are those that say which other stage has begun, and its first failure. $scratch is a directory of the stage,
-# $all the directory of all stages.
+# run_stages is told. Its output is printed when it ends. $scratch is a directory of the stage, $all the directory of
+# all stages.
 #
 # A stage that ends leaves in $records, under its tier and function, the line "revision date seconds CPU-seconds passed
-# failed skipped". The next run prints the seconds as the expected time. continue_stages leaves out the stages that are
-# recorded at this revision, so that stages that do not fit into one sitting are run in several.
+# failed skipped". continue_stages leaves out the stages that are recorded at this revision, so that stages that do not
+# fit into one sitting are run in several.
 # shellcheck shell=bash
 passed=0 failed=0 skipped=0 cpu=0 records=build/stages
 stage_names=() stage_functions=() workers=()
@@ -85,10 +84,6 @@ stage() { # tiers, function, name, paths...
 has_changed() { # paths
     [ -n "${changed_files-all}" ] || return
     [ -z "${changed_files+set}" ] || [ "$1" = . ] || grep -q "${@/#/-e^}" <<<"$changed_files"
-}
-seconds_before() { # function: prints the seconds that it took the last time, if it has a record
-    local record
-    read -ra record 2>/dev/null <"$records/$tier.$1" && echo "${record[2]}"
 }
 count_cpu() { # sets `cpu` to the seconds of CPU time of this shell and its children
     times >"$scratch/times"
@@ -170,30 +165,9 @@ worker() {
     while i=$(flock "$all/next" sh -c 'i=$(cat "$1"); echo $((i + 1)) >"$1"; echo "$i"' - "$all/next") \
         && [ "$i" -lt ${#stage_names[@]} ]; do
         mkdir "$all/$i"
+        echo "-- ${stage_names[i]} begins"
         (run_stage "$i") >"$all/$i/output" 2>&1
-        : >"$all/$i/ended"
-    done
-}
-print_new_output() { # file, number of lines that are printed already: sets `printed`
-    local lines
-    lines=$(wc -l <"$1" 2>/dev/null) || return
-    [ "$lines" -le "$2" ] || sed -n "$(($2 + 1)),${lines}p;${lines}q" "$1"
-    printed=$lines
-}
-# Prints which stages have begun, and the first failure of each, once.
-announce() { # index of the stage whose output is being printed
-    local i line expected
-    for i in "${!stage_names[@]}"; do
-        [ -e "$all/$i/output" ] || continue
-        if [ -z "${begun[i]-}" ]; then
-            expected=$(seconds_before "${stage_functions[i]}")
-            echo "-- ${stage_names[i]} begins${expected:+; it took $expected s the last time}"
-            begun[i]=yes
-        fi
-        if [ "$i" -ne "$1" ] && [ -z "${has_failed[i]-}" ] && line=$(grep -m 1 '^FAIL ' "$all/$i/output"); then
-            echo "-- ${stage_names[i]}: $line"
-            has_failed[i]=yes
-        fi
+        flock "$all/next" cat "$all/$i/output"
     done
 }
 print_slowest() { # of all tests and builds
@@ -203,7 +177,7 @@ print_slowest() { # of all tests and builds
     [ -z "$slowest" ] || printf 'the slowest:\n%s\n' "$slowest"
 }
 run_stages() { # number of stages at once, all at least one
-    local i counts printed begun=() has_failed=()
+    local i counts
     echo 0 >"$all/next"
     trap 'stop_stages; exit 130' INT TERM HUP PIPE
     set -m # without job control, processes in the background ignore SIGINT, which tests send
@@ -212,20 +186,14 @@ run_stages() { # number of stages at once, all at least one
         workers+=($!)
     done
     set +m
+    wait "${workers[@]}"
     for i in "${!stage_names[@]}"; do
-        printed=0
-        while [ ! -e "$all/$i/ended" ] && kill -0 "${workers[@]}" 2>/dev/null; do
-            sleep 0.5
-            announce "$i"
-            print_new_output "$all/$i/output" "$printed"
-        done
         if read -ra counts 2>/dev/null <"$all/$i/counts"; then
             passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
             cpu=$((cpu + counts[3]))
         else
-            fail "the stage ended before its last test" >>"$all/$i/output"
+            fail "${stage_names[i]} ended before its last test"
         fi
-        print_new_output "$all/$i/output" "$printed"
     done
 }
 processes_of() { # process: itself and all that it started
@@ -238,4 +206,5 @@ stop_stages() {
     mapfile -t processes < <(for i in "${workers[@]}"; do processes_of "$i"; done)
     kill "${processes[@]}" 2>/dev/null
     wait
+    cat "$all"/*/output 2>/dev/null | grep '^FAIL '
 }
