@@ -35,7 +35,7 @@ static void predict_micro_step(Model *model, int micro, bool last, double times)
                      (double)o->total_batch);
 }
 
-static Prediction predict_step(const ModelPlan *plan, const Options *options, int change) {
+static Prediction predict_step(const ModelPlan *plan, const Options *options, AssumptionEnd end) {
     Prediction p;
     Model model;
     size_t N = (size_t)plan->B * plan->T;
@@ -45,7 +45,7 @@ static Prediction predict_step(const ModelPlan *plan, const Options *options, in
     memset(&recorded, 0, sizeof(recorded));
     p.plan = plan, p.options = options, p.device = device_peak_named(options->device);
     p.micro_steps = (double)options->total_batch / ((double)N * plan_ranks(plan));
-    for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, p.device->generation, change);
+    for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, p.device->generation, end);
     recorded.p = &p, recorded.options = options, recorded.device = p.device;
     recorded.times = 1;
     comm.ranks = plan_ranks(plan), comm.group_ranks = plan->sharding.ranks;

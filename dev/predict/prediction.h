@@ -4,7 +4,7 @@ predicted_plan and predict_step.
 
   predicted_plan(plan, config, ...)         as plan_build, of the bf16 program on the GPU
   predicted_plan_like(plan, like, ...)      the same of the model of another plan, to train it
-  predict_step(plan, options, change)       Prediction (prediction_types.h)
+  predict_step(plan, options, end)          Prediction (prediction_types.h), with all assumptions at that end
   prediction_summary(prediction)            share of the peak, tokens/s, what limits the speed
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
 */
@@ -14,8 +14,7 @@ predicted_plan and predict_step.
 // For rank 0 of `ranks` on options->device, with the options' --matmul-dtype and attention.
 static void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                            Recompute recompute, int ranks, int zero, const Options *options);
-// Predicts a step of a plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
-static Prediction predict_step(const ModelPlan *plan, const Options *options, int change);
+static Prediction predict_step(const ModelPlan *plan, const Options *options, AssumptionEnd end);
 
 typedef struct {
     double peak_share;   // of the dense bf16 peak
@@ -44,7 +43,7 @@ typedef struct {
 
 static inline PredictedRange predict_range(const ModelPlan *plan, const Options *options) {
     PredictedRange r;
-    r.mean = predict_step(plan, options, ASSUMPTION_COUNT);
+    r.mean = predict_step(plan, options, ALL_MEAN);
     r.fast = predict_step(plan, options, ALL_FAST);
     r.slow = predict_step(plan, options, ALL_SLOW);
     return r;

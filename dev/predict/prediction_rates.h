@@ -98,7 +98,7 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     if (by == BY_TENSOR_CORES) {
         share = p->assumed[backward ? ASSUME_BUILTIN_BACKWARD : ASSUME_BUILTIN_FORWARD];
         if (!predicted_wgmma(p->device, s)) share *= p->assumed[ASSUME_BUILTIN_MMA];
-        length *= share / assumption_value(library, p->device->generation, ASSUMPTION_COUNT);
+        length *= share / assumption_value(library, p->device->generation, ALL_MEAN);
     }
     if (s.window) length += TILE * (1 - (double)s.window / s.T);
     double narrow = fmin(1, s.D / 128.0), idle = by == BY_CUDNN ? 0.5 : 0.25; // matrix units wait for the softmax

@@ -103,37 +103,6 @@ static inline void print_prediction_communication(const PredictedRange *r) {
     printf(" ms, including the slowdown of concurrent computation\n");
 }
 
-typedef struct {
-    int assumption;
-    double ms; // added to a step when the assumption is 10% worse
-} Sensitivity;
-
-static inline int sensitivity_compare(const void *a, const void *b) {
-    double x = ((const Sensitivity *)a)->ms, y = ((const Sensitivity *)b)->ms;
-    return (x < y) - (x > y);
-}
-
-// The sensitivities to all assumptions, largest first.
-static inline void prediction_sensitivities(const Prediction *p, Sensitivity out[ASSUMPTION_COUNT]) {
-    for (int i = 0; i < ASSUMPTION_COUNT; i++) {
-        out[i].assumption = i;
-        out[i].ms = predict_step(p->plan, p->options, i).step_ms - p->step_ms;
-    }
-    qsort(out, ASSUMPTION_COUNT, sizeof(Sensitivity), sensitivity_compare);
-}
-
-static inline void print_prediction_sensitivities(const Prediction *p) {
-    Sensitivity most[ASSUMPTION_COUNT];
-    prediction_sensitivities(p, most);
-    printf("increase of a step's time when an assumption is 10%% worse\n");
-    for (int i = 0; i < ASSUMPTION_COUNT && most[i].ms > 0.005 * p->step_ms; i++) {
-        const Assumption *a = &assumptions[most[i].assumption];
-        DeviceGeneration g = p->device->generation;
-        printf("  %+9.3g ms %+5.1f%%  %s: %g to %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
-               fmin(a->slow[g], a->fast[g]), fmax(a->slow[g], a->fast[g]), a->unit, "", a->source);
-    }
-}
-
 static inline AttentionKernel predicted_backward(const Prediction *p) {
     const ModelPlan *plan = p->plan;
     return predicted_attention(p->device, p->options, key_set(plan, 0, 0, plan->B, plan->T, 0).shape, true);
@@ -172,7 +141,6 @@ static inline void print_step(const ModelPlan *plan, const Options *o) {
     printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", run_hours(&r.fast), run_hours(&r.slow));
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_communication(&r);
-    print_prediction_sensitivities(p);
 }
 
 static inline void print_prediction(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
