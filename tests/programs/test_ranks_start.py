@@ -1,20 +1,13 @@
 """Starts of several ranks: refused options, messages that only rank 0 prints, and the dry run of a rank."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import socket
-import tempfile
-import threading
-from pathlib import Path
 from time import monotonic
 
 import pytest
-from program import DONE, FAILED, USAGE, Started, beside, linked_with, run, run_trainer, trainer
-from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, skip_without_mpi
-from ranks import train_ranks
+from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
+from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
 
 @pytest.mark.parametrize(
@@ -89,59 +82,11 @@ def test_hidden_directory(short):
     assert not any((short / "shared").iterdir())
 
 
-def test_empty_temporary_directory(short, monkeypatch):
-    """an empty TMPDIR is none, as for Python: the ranks meet in /tmp, not in the root directory"""
-    skip_without_mpi()
-    monkeypatch.setenv("TMPDIR", "")
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    there, options = Path(tempfile.gettempdir()), "--train-data train.bin --steps 100000 --batch-size 2"
-    before = {*there.glob("ranks.*"), *Path("/").glob("ranks.*")}
-    with Started("mpirun -q -n 2", faulty(), options, SMALL_OF_RANKS, cwd=short, env=OPENMPI) as launcher:
-        launcher.wait_until(lambda: "step" in launcher.printed()[0])
-        found = {*there.glob("ranks.*"), *Path("/").glob("ranks.*")} - before
-        launcher.send_signal(signal.SIGUSR1)
-        launcher.end()
-    assert {path.parent for path in found} == {there}
-
-
-@pytest.fixture
-def stranger():
-    """Sends a byte to each of eight of OpenMPI's ports as soon as it is open, and keeps the connections.
-
-    Gives the variables that make OpenMPI use these ports, which are below those that the system assigns.
-    """
-    first, connections, ended = 10000 + os.getpid() % 1250 * 8, {}, threading.Event()
-
-    def knock():
-        while not ended.wait(5e-4):
-            for port in range(first, first + 8):
-                if port in connections:
-                    continue
-                try:
-                    connections[port] = socket.create_connection(("127.0.0.1", port))
-                    connections[port].send(b"x")
-                except OSError:
-                    connections.pop(port, None)
-
-    thread = threading.Thread(target=knock)
-    thread.start()
-    yield {"OMPI_MCA_btl_tcp_port_min_v4": str(first), "OMPI_MCA_btl_tcp_port_range_v4": "8"}
-    ended.set()
-    thread.join()
-    for connection in connections.values():
-        connection.close()
-
-
-@pytest.mark.parametrize("transport", ["shared memory", "TCP"])
-def test_stranger(short, stranger, transport):
-    """a stranger at MPI's ports cannot hang a start"""
-    # OpenMPI's TCP transport waits for ever for the rest of what a stranger has begun to send.
-    options = "--steps 2 --batch-size 2 --start-timeout"
-    if transport == "TCP":
-        result = train_ranks(short / "run", 2, options, "1", OMPI_MCA_btl="self,tcp", **stranger)
-        result.one_line(FAILED, "rank 0: MPI has not connected the ranks within 1 s (--start-timeout)")
-    else:
-        assert train_ranks(short / "run", 2, options, "20", **stranger).done().err == ""
+def test_missing_rank(short):
+    """a rank that never starts MPI cannot hang the others"""
+    start = ["-n 1", faulty(), "--train-data train.bin", SMALL_OF_RANKS, "--start-timeout 1"]
+    result = mpirun(*start, ": -n 1 sleep 60", cwd=short)
+    result.one_line(FAILED, "rank 0: MPI has not connected the ranks within 1 s (--start-timeout)")
 
 
 def test_zero_levels_of_dry_run(short):
