@@ -112,17 +112,6 @@ def test_dump_grads_of_checkpoint(corpus, tmp_path):
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "init").read_bytes()
 
 
-@pytest.mark.full
-def test_epochs_after_resume(corpus, tmp_path):
-    """the epochs of a resumed run include all its steps"""
-    # 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin
-    run = tmp_path / "run"
-    result = run_trainer("--train-data", corpus / "val.bin", SMALL, "--steps 4 --out", run).done()
-    assert "0.01 epochs in this run" in result.out
-    result = resume(run, "--steps 7 --total-batch 5120 --threads 2").done()
-    assert "0.78 epochs in this run" in result.out
-
-
 def test_resume_locks_first(corpus, tmp_path):
     """a resume locks the run before it reads its files"""
     # Otherwise it could read a checkpoint, wait until another process has trained further, and undo its steps.
