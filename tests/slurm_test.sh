@@ -5,39 +5,23 @@
 # slurm-wlm and munge with apt-get if they are missing. The daemons end with this script. The last line is "N passed, N
 # failed[, N skipped]". Exit status: 0 nothing failed, 1 something failed or Slurm is not available, 2 usage.
 #
-# Usage: tests/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]
+# Usage: tests/slurm_test.sh [--check | WORD...]
 #   --check     only checks that Slurm is available
-#   --keep      keeps the scratch directory, and prints its name
-#   --ranks N   tasks of a job (2, which requires a program with MPI, or 1)
 #   WORD        only tests whose names contain one of the words
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
 
-check=no keep=no ranks='' words=()
-while [ $# -gt 0 ]; do
-    case $1 in
+check=no words=()
+for word; do
+    case $word in
     --check) check=yes ;;
-    --keep) keep=yes ;;
-    --ranks)
-        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || {
-            echo "slurm_test.sh: --ranks '${2-}': must be a number from 1 to 99" >&2
-            exit 2
-        }
-        ranks=$2
-        shift
-        ;;
-    --help | -h)
-        sed -n '2,/^cd/{/^#/s/^# \{0,1\}//p}' "$0"
-        exit 0
-        ;;
     -*)
-        echo "slurm_test.sh: unexpected argument '$1'; --help prints the usage" >&2
+        echo "slurm_test.sh: unexpected argument '$word': specify --check or words of names" >&2
         exit 2
         ;;
-    *) words+=("$1") ;;
+    *) words+=("$word") ;;
     esac
-    shift
 done
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -61,7 +45,7 @@ end() {
     [ "${#daemons[@]}" -eq 0 ] || kill "${daemons[@]}" 2>/dev/null
     [ ! -e "$S/munged.pid" ] || kill "$(cat "$S/munged.pid")" 2>/dev/null
     wait
-    if [ "$keep" = yes ]; then echo "kept: $scratch"; else rm -rf "$scratch"; fi
+    rm -rf "$scratch"
 }
 nothing_runs() { [ -z "$(squeue --noheader 2>/dev/null)" ]; }
 trap end EXIT
@@ -287,7 +271,7 @@ test_the_cuda_trainer_starts_without_mpi_stops_and_resumes() {
     equal "$(diff -rq "$scratch"/device_{whole,parts}/checkpoints/step_00000012)" ''
 }
 
-[ -n "$ranks" ] || { has_mpi && ranks=2 || ranks=1; }
+has_mpi && ranks=2 || ranks=1
 start_slurm || {
     tail -n 3 "$S"/*.log "$S"/*.out >&2
     die "Slurm did not start on loopback; see its output above"
