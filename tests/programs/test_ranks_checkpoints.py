@@ -3,8 +3,8 @@
 import statistics
 
 import pytest
-from program import DONE, FAILED, SIGNALLED, all_records, checkpoint, expect_same, overwrite, saved
-from ranks import SMALL_OF_RANKS, expect_same_weights, faulty, mpirun, resume_ranks, run_ranks, train_ranks
+from program import DONE, FAILED, SIGNALLED, all_records, expect_same, saved
+from ranks import SMALL_OF_RANKS, expect_same_weights, faulty, mpirun, resume_ranks, train_ranks
 
 
 @pytest.mark.slow
@@ -81,14 +81,3 @@ def test_full_disk(short):
     resume_ranks(short / "run", 2).done()
     train_ranks(short / "whole", 2, options).done()
     expect_same_weights(short / "whole", short / "run", 12)
-
-
-@pytest.mark.full
-def test_verify_init(short):
-    """ranks verify the weights of --init"""
-    train_ranks(short / "run", 1, "--steps 2 --batch-size 2").done()
-    start = ["--init", checkpoint(short / "run", 2), "--train-data train.bin --steps 2 --batch-size 2 --threads 1"]
-    run_ranks(3, *start, cwd=short).done()
-    overwrite(checkpoint(short / "run", 2) / "model.safetensors", 5001, b"x")
-    result = run_ranks(3, *start, cwd=short)
-    result.one_line(FAILED, "its model.safetensors does not match its checksum")
