@@ -1,13 +1,11 @@
 """Starts of several ranks: refused options, messages that only rank 0 prints, and the dry run of a rank."""
 
-import json
 import re
 import shutil
-from time import monotonic
 
 import pytest
 from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
-from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
+from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, run_ranks, train_ranks
 
 
 @pytest.mark.parametrize(
@@ -95,23 +93,6 @@ def test_zero_levels_of_dry_run(short):
         dry_run = ["--dry-run --ranks 2 --train-data train.bin", SMALL_OF_RANKS, tasks]
         out = run_trainer(*dry_run, cwd=short).done().out
         assert "\n  2 " in out and ("\n  3 " in out) == level
-
-
-@pytest.mark.full
-def test_start_phases(short):
-    """run.json has the seconds of each phase of every start"""
-    began = monotonic()
-    train_ranks(short / "run", 2, "--steps 2 --batch-size 2 --stop-after 1").done()
-    lasted = monotonic() - began
-    resume_ranks(short / "run", 2).done()
-    run = json.loads((short / "run/run.json").read_text())
-    starts = [start["start_phases"] for start in run["starts"]]
-    assert len(starts) == 2 and run["start_phases"] == starts[0] != starts[1]
-    for phases in starts:
-        names = [phase["name"] for phase in phases]
-        assert names == ["rendezvous", "options", "plans", "data", "peak", "memory", "weights"]
-        assert all(phase["seconds"] >= 0 for phase in phases)
-    assert 0 < sum(phase["seconds"] for phase in starts[0]) < lasted
 
 
 @pytest.mark.parametrize(("ranks", "group"), [(4, 3), (4, 1), (2, 4)])
