@@ -75,8 +75,8 @@ typedef struct {
     double bits_per_byte; // of text; NaN where the bytes of tokens are unknown
 } Validation;
 
-// Measures the first windows of the validation data, the same ones each time. The result is not valid if the measurement
-// was abandoned. Data that cannot be read end the program; with m->abandons they set val->any_unread on all ranks, the
+// Measures the first windows of the validation data, the same ones each time. The result is not valid if it was
+// abandoned. Data that cannot be read end the program; with m->abandons they set val->any_unread on all ranks, the
 // loss is not valid, and the caller saves the run first. tables: receive the means of their classes; or NULL. All ranks
 // call it.
 static inline Validation validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,

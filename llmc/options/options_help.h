@@ -95,18 +95,16 @@ static inline bool options_print_help(FILE *out, const char *word) {
     if (kind == HELP_ALL)
         print_words(out, column, 0, "Names are exact; an option may be given only once; --NAME=VALUE is possible.\n");
     fputc('\n', out);
-    help_print_options(out, kind, NULL);
+    help_print_options(out, kind, "");
     fputc('\n', out);
     if (kind == HELP_ALL) {
         fprintf(out, "Exit status: 0 done; 1 failed; 2 usage%s.\n", this_program.statuses);
         return true;
     }
-    column =
-        print_words(out, 0, 0, "All options: --help all, or docs/options.md. A section: --help with one of");
+    column = print_words(out, 0, 0, "All options: --help all, or docs/options.md. A section: --help with one of");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const char *section = option_rows[r].section;
-        if (help_selects(HELP_ALL, &option_rows[r], NULL) &&
-            (r == 0 || strcmp(section, option_rows[r - 1].section) != 0))
+        if (help_selects(HELP_ALL, &option_rows[r], "") && (r == 0 || strcmp(section, option_rows[r - 1].section) != 0))
             column = print_item(out, column, 0, section, (int)strcspn(section, " "));
     }
     fputc('\n', out);

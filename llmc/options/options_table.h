@@ -367,8 +367,9 @@ static const OptionRow option_rows[] = {
         "with --generate: continue each prompt of FILE (- for stdin, line by line as it arrives), a text on each line "
         "or JSON lines, --batch-size at a time; print JSON lines"},
     {OF_TRAINER, "modes", "interactive", OPTION_BOOL, OPTION_LOCAL, FIELD(interactive), NULL, "no", NULL, NULL,
-        EVERYDAY "continue the lines that you type, or of stdin; by up to --generate tokens (default here: 256), printed "
-        "as they are generated; an empty line continues the last text, Ctrl-C ends a continuation, Ctrl-D the program"},
+        EVERYDAY "continue the lines that you type, or of stdin; by up to --generate tokens (default here: 256), "
+        "printed as they are generated; an empty line continues the last text, Ctrl-C ends a continuation, Ctrl-D the "
+        "program"},
     {OF_TRAINING, "modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
     {OF_TRAINING, "modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,

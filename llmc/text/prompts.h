@@ -15,8 +15,8 @@ prompts.h: a file of prompts: one on each line, or JSON lines.
   lines       end with LF or CRLF, the last one also with the end of the file. Empty lines are skipped, with a warning;
               in JSON lines, and before the first text, also lines of spaces. {"prompt": ""} is an empty prompt
   refused     NUL bytes, also as \u0000: {"tokens": [0]} gives such a byte
-  memory      twice the size of the file, which is at most PROMPTS_BYTES, with at most PROMPTS_COUNT prompts; each line of
-              standard input is at most PROMPTS_BYTES
+  memory      twice the size of the file, which is at most PROMPTS_BYTES, with at most PROMPTS_COUNT prompts; of
+              standard input each line is at most PROMPTS_BYTES
 */
 #pragma once
 #include "../base/json.h"
