@@ -140,12 +140,12 @@ static void expect_maps_of_layer(void *data, int l) {
     const Model *model = (const Model *)data;
     const char *what = model->plan.config.attention->name;
     int B = model->plan.B;
-    LayerOnHost host = layer_to_host(&model->plan, &model->acts.layers[l], l, key_set(&model->plan, l, 0, B, MAP_T, 0));
+    HostAttention host =
+        attention_to_host(&model->plan, &model->acts.layers[l], l, key_set(&model->plan, l, 0, B, MAP_T, 0));
     for (int b = 0; b < B; b++)
-        for (int head = 0; head < model->plan.dims.NQ; head++)
-            expect_map_of_head(model, &host.attention, l, b, head, what);
-    expect_pairs_of_maps(model, &host.attention, l, what);
-    layer_on_host_free(&host);
+        for (int head = 0; head < model->plan.dims.NQ; head++) expect_map_of_head(model, &host, l, b, head, what);
+    expect_pairs_of_maps(model, &host, l, what);
+    attention_on_host_free(&host);
 }
 static void test_attention_maps(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)

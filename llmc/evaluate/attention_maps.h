@@ -29,6 +29,8 @@ typedef struct {
     const real *lse;
     const floatX *lambda; // (N, .) with row stride ldl; not read without noise heads
     int ldl;
+    void *copies[5]; // what the pointers point into
+    int copy_count;
 } HostAttention;
 
 static inline int maps_output_heads(const HostAttention *m) {

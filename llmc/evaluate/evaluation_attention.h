@@ -32,57 +32,45 @@ static inline void add_magnitudes(cJSON *json, const char *name, float *values, 
     cJSON_AddNumberToObject(json, key, (double)values[(count - 1) / 2]);
 }
 
-// Copies of a layer's attention on the host; layer_on_host_free() frees them.
-typedef struct {
-    HostAttention attention;
-    floatX *fused, *lambda;
-    floatX *kv; // fused, or the rows of YOCO
-    real *lse;
-    int *lists; // lists of block-sparse attention
-} LayerOnHost;
+static inline void *host_copy(HostAttention *h, const void *buffer, size_t bytes) {
+    void *copy = checked_calloc(bytes, 1);
+    buffer_download(copy, buffer, bytes);
+    h->copies[h->copy_count++] = copy;
+    return copy;
+}
 
-// s: key set 0 of layer l in the forward that filled the activations.
-static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
+// Copies a layer's attention to the host; attention_on_host_free() frees it. s: key set 0 of layer l in the forward
+// that filled the activations.
+static inline HostAttention attention_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
     const AttentionDims *d = plan_dims(plan, l);
     bool projected = a->lambda == a->fused + d->lambda_at; // lambda is in columns of the fused rows
-    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, lambda_count = projected ? 1 : N * d->OH,
-           lse = lse_count(plan, s.shape.B, s.shape.T), kv = N * s.shape.ldkv;
-    LayerOnHost h;
+    size_t N = (size_t)s.shape.B * s.shape.T, row = N * sizeof(floatX);
+    HostAttention h;
     memset(&h, 0, sizeof(h));
-    h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
-    h.lambda = (floatX *)checked_calloc(lambda_count, sizeof(floatX));
-    h.lse = (real *)checked_calloc(lse, sizeof(real));
-    size_t lists = N * s.shape.NKV * sparse_width(s.shape.sparse);
-    h.lists = (int *)checked_calloc(max_size(1, lists), sizeof(int));
-    if (a->lists) buffer_download(h.lists, a->lists, lists * sizeof(int));
-    buffer_download(h.fused, a->fused, fused * sizeof(floatX));
-    h.kv = a->kv == a->fused ? h.fused : (floatX *)checked_calloc(kv, sizeof(floatX));
-    if (h.kv != h.fused) buffer_download(h.kv, a->kv, kv * sizeof(floatX));
-    buffer_download(h.lse, a->lse, lse * sizeof(real));
-    if (!projected) buffer_download(h.lambda, a->lambda, lambda_count * sizeof(floatX));
-    h.attention.shape = s.shape;
-    h.attention.shape.sparse.lists = h.lists;
-    h.attention.key_sets = plan->config.attention->key_sets;
-    h.attention.groups = d->groups;
-    h.attention.factor = plan->config.attention->factor;
-    h.attention.q = h.fused + s.q;
-    h.attention.k = h.kv + s.k;
-    h.attention.lse = h.lse;
-    h.attention.lambda = projected ? h.fused + d->lambda_at : h.lambda;
-    h.attention.ldl = d->lambda_ld;
+    const floatX *fused = (const floatX *)host_copy(&h, a->fused, row * d->fused_ld), *kv = fused;
+    if (a->kv != a->fused) kv = (const floatX *)host_copy(&h, a->kv, row * s.shape.ldkv); // the rows of YOCO
+    h.shape = s.shape;
+    if (a->lists) {
+        size_t lists = N * s.shape.NKV * sparse_width(s.shape.sparse);
+        h.shape.sparse.lists = (int *)host_copy(&h, a->lists, lists * sizeof(int));
+    }
+    h.key_sets = plan->config.attention->key_sets;
+    h.groups = d->groups;
+    h.factor = plan->config.attention->factor;
+    h.q = fused + s.q;
+    h.k = kv + s.k;
+    h.lse = (const real *)host_copy(&h, a->lse, lse_count(plan, s.shape.B, s.shape.T) * sizeof(real));
+    h.lambda = fused + d->lambda_at;
+    if (!projected) h.lambda = (const floatX *)host_copy(&h, a->lambda, row * d->OH);
+    h.ldl = d->lambda_ld;
     return h;
 }
-static inline void layer_on_host_free(LayerOnHost *h) {
-    if (h->kv != h->fused) free(h->kv);
-    free(h->fused);
-    free(h->lambda);
-    free(h->lse);
-    free(h->lists);
+static inline void attention_on_host_free(HostAttention *h) {
+    for (int i = 0; i < h->copy_count; i++) free(h->copies[i]);
 }
 
 // Adds the maps of one layer for B sequences.
-static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *host, float *maps[2], float *logits) {
-    const HostAttention *m = &host->attention;
+static inline void layer_attention_add(LayerAttention *sums, const HostAttention *m, float *maps[2], float *logits) {
     int T = m->shape.T, count = m->groups.noise ? 2 : 1;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
@@ -149,9 +137,9 @@ static inline void attention_visit(void *data, int l) {
     const LayerActivations *a = &m->acts->layers[l];
     size_t square = (size_t)sums->T * sums->T, stream = (size_t)(sums->windows * sums->T) * m->plan->config.C;
     float *maps[2] = {sums->scratch, sums->scratch + square};
-    LayerOnHost host = layer_to_host(m->plan, a, l, key_set(m->plan, l, 0, sums->windows, sums->T, 0));
+    HostAttention host = attention_to_host(m->plan, a, l, key_set(m->plan, l, 0, sums->windows, sums->T, 0));
     layer_attention_add(&sums->layers[l], &host, maps, sums->scratch + 2 * square);
-    layer_on_host_free(&host);
+    attention_on_host_free(&host);
     buffer_download(sums->hidden, a->x_out, stream * sizeof(floatX));
     LayerAttention *layer = &sums->layers[l];
     for (size_t i = 0; i < stream; i++) layer->hidden[layer->hidden_count++] = fabsf((float)sums->hidden[i]);
