@@ -58,13 +58,9 @@ static inline double update_norm_by_group(double *squares, const ModelState *s, 
             squares[t->layer + 1] += update_squares(p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
                                                     o->beta2, o->eps * k.eps, update);
     }
-    if (sharding->level) { // otherwise every rank updates everything
-        double *all = (double *)checked_calloc((size_t)comm_ranks(), bytes);
-        comm_gather(all, squares, bytes);
-        memset(squares, 0, bytes);
-        for (int q = 0; q < sharding->ranks; q++)
-            for (int g = 0; g < sharding->groups; g++) squares[g] += all[q * sharding->groups + g];
-        free(all);
+    if (sharding->level) {                                             // otherwise every rank updates everything
+        if (comm_rank() >= sharding->ranks) memset(squares, 0, bytes); // another group has updated the same
+        comm_sum_f64(squares, sharding->groups);
     }
     for (int g = 0; g < sharding->groups; g++) sum += squares[g];
     return sqrt(sum);
