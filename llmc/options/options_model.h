@@ -157,13 +157,13 @@ static inline int options_number_problems(const Options *o, int ranks) {
 }
 
 typedef struct {
-    const char *option, *needs[2]; // `option` requires one of these
-    const char *what;              // the message: is required
+    const char *option, *needs; // `option` requires the other one
+    const char *what;           // the message: is required
 } Requirement;
 static const Requirement requirements[] = {
-    {"resume", {"out", NULL}, "--out DIR, the run directory"},
-    {"eval-out", {"eval", NULL}, "--eval"},
-    {"prompts", {"generate", NULL}, "--generate N"},
+    {"resume", "out", "--out DIR, the run directory"},
+    {"eval-out", "eval", "--eval"},
+    {"prompts", "generate", "--generate N"},
 };
 
 typedef struct {
@@ -188,10 +188,8 @@ static inline int options_requirements(const Options *o) {
     int problems = 0;
     for (size_t i = 0; i < sizeof(requirements) / sizeof(requirements[0]); i++) {
         const Requirement *q = &requirements[i];
-        bool met = !option_on(o, q->option);
-        for (int k = 0; k < 2 && q->needs[k]; k++)
-            met = met || option_on(o, q->needs[k]) || o->refused[option_row(q->needs[k])];
-        if (!met) REFUSE(problems, "--%s requires %s", q->option, q->what);
+        if (option_on(o, q->option) && !option_on(o, q->needs) && !o->refused[option_row(q->needs)])
+            REFUSE(problems, "--%s requires %s", q->option, q->what);
     }
     return problems;
 }
