@@ -508,7 +508,6 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 #include "llmc/options/schedule.h"
 #include "llmc/evaluate/evaluation.h"
 #include "llmc/evaluate/generated_text.h"
-#include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/apply_changes.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
@@ -537,13 +536,9 @@ static void model_losses(void *self, const int *inputs, const int *targets, cons
     model_forward(model, B, T, NULL, NULL);
     model_classify(model, B * T, 0);
 }
-static void model_gradients(void *self, const int *inputs, const int *targets, const int *document_starts, int B, int T,
-                            double total_rows) {
-    model_micro_step((Model *)self, inputs, targets, document_starts, B, T, total_rows);
-}
 static EvaluationModel evaluation_model(Model *model) {
-    return (EvaluationModel){&model->plan,         &model->acts, &model->state,   &model->head, NULL, model,
-                             model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
+    return (EvaluationModel){&model->plan, &model->acts,         &model->state, &model->head, NULL,
+                             model,        model_forward_tokens, model_losses,  NULL,         NULL};
 }
 
 static const GenerationModel *generation_model(Model *model) {
@@ -677,8 +672,8 @@ static StepResult run_step(Run *run) {
 static void run_log_step(Run *run, const StepResult *result, double seconds_left) {
     const ModelPlan *plan = &run->model.plan;
     const TrainerState *s = &run->trainer;
-    StepWork work = {training_flops(plan, plan->B, plan->T) * run->micro_steps, run->peak, run->options.total_batch};
-    log_step(&run->log, s->step, run->options.steps, s->tokens, result, work, seconds_left);
+    double flops = training_flops(plan, plan->B, plan->T) * run->micro_steps;
+    log_step(&run->log, &run->options, s->step, s->tokens, result, flops, run->peak, seconds_left);
     log_step_events(&run->log, s->step, result, s->guard.not_finite_in_row);
     log_changes(&run->log, s->step, &run->changes, &run->data.train);
 }
@@ -810,11 +805,11 @@ static void run_print_last_sample(Run *run) {
 }
 
 // Reports a run that has made its last step.
-static void run_print_end(Run *run, const RunReport *report) {
-    print_losses(report, &run->validation);
+static void run_print_end(Run *run, const RunFacts *facts) {
+    print_losses(facts, &run->validation);
     if (!run->options.out) return;
     run_print_last_sample(run);
-    print_next(report);
+    print_next(facts);
 }
 
 static void run_train_begin(Run *run) {
@@ -828,7 +823,7 @@ static void run_train_begin(Run *run) {
 }
 
 // Trains until the last step, --stop-after or a signal. Returns the exit status.
-static int run_train(Run *run, const RunReport *report) {
+static int run_train(Run *run, const RunFacts *facts) {
     const Options *o = &run->options;
     const TrainerState *s = &run->trainer;
     Checkpointer *checkpointer = &run->checkpointer;
@@ -861,7 +856,7 @@ static int run_train(Run *run, const RunReport *report) {
     print_done(recent.count, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
                comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
-    if (trainer_state_finite(s)) run_print_end(run, report);
+    if (trainer_state_finite(s)) run_print_end(run, facts);
     return divergence_end(checkpointer, run->start_loss, V, EXIT_DONE);
 }
 
@@ -1068,26 +1063,46 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         return EXIT_DONE;
     }
     double windows = run_windows(run);
+    RunFacts facts = {
+        argc,    argv,     o, &run->model.plan, run_sampling_plan(run), &run->data, &run->trainer, run->micro_steps,
+        windows, run->peak};
     changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->trainer.next_window);
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // several ranks: run_stop prints the notice
     if (o->out && is_rank0()) {                                        // the last check that can refuse to start
-        RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
         start_open_log(&run->log, o, resume, step, run_measures_again(run), description);
         cJSON_Delete(description);
     }
-    RunReport report = {argv[0],          o,       &run->model.plan, run_sampling_plan(run), &run->data, &run->trainer,
-                        run->micro_steps, windows, run->peak};
-    print_start(&report);
+    print_start(&facts);
     comm_barrier();
-    int status = run_train(run, &report);
+    int status = run_train(run, &facts);
     progress_flush();
     return status;
 }
 
+// --dump-grads: the gradients of one batch, the first B*T + 1 tokens of the training shards in file order.
 static void mode_dump_gradients(Run *run) {
-    EvaluationModel m = evaluation_model(&run->model);
-    dump_gradients(&m, &run->data.train, run->options.dump_grads);
+    Model *model = &run->model;
+    DataLoader *train = &run->data.train;
+    const char *path = run->options.dump_grads;
+    int B = model->plan.B, T = model->plan.T;
+    size_t N = (size_t)B * T;
+    const Corpus *first = &train->corpora[0];
+    int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
+    dataloader_read_first_tokens(train, tokens, N + 1);
+    if (train->documents) {
+        CHECK(train->corpus_count == 1 || first->token_count > N,
+              "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
+              first->token_count, N + 1);
+        for (size_t at = 0; at < N; at += (size_t)T)
+            documents_find(run->document_starts + at, tokens + at, T, first->separator);
+    }
+    model_micro_step(model, tokens, tokens + 1, run->document_starts, B, T, (double)N);
+    double loss = loss_sum(&model->acts, (int)N) / (double)N;
+    checkpoint_save_gradients(path, &model->plan.tensors, model->state.grads, loss);
+    printf("loss %.9g, gradients written to %s\n", signless_nan(loss), path);
+    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
+    free(tokens);
 }
 
 static int mode_generate(Run *run) {
@@ -1112,14 +1127,8 @@ static int mode_generate(Run *run) {
 static void mode_evaluate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
-    Evaluation e = {run_evaluation_model(run),
-                    &data->val,
-                    validation_windows(data, o),
-                    data->val_fingerprint,
-                    o->seed,
-                    o->eval_out,
-                    &data->choices};
-    evaluate(&e);
+    EvaluationModel m = run_evaluation_model(run);
+    evaluate(&m, &data->val, validation_windows(data, o), data->val_fingerprint, &data->choices, o);
 }
 
 // Runs the mode. Returns the exit status.

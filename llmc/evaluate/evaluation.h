@@ -144,32 +144,24 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
 
 // ---- all measurements
 
-typedef struct {
-    EvaluationModel model;
-    DataLoader *val;
-    uint64_t windows; // number of windows of the losses, from the first on
-    uint64_t data_fingerprint, seed;
-    const char *eval_out; // a file, or NULL
-    const ChoiceTasks *choices;
-} Evaluation;
-
-// Measures recall and attention, in one process.
-static inline void evaluate_model(const Evaluation *e, cJSON *json) {
-    const ModelPlan *p = e->model.plan;
-    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
-    int64_t *counts = (int64_t *)checked_calloc(p->config.V, sizeof(int64_t));
-    int *first = evaluation_windows(&e->model, e->val, windows, T, counts);
-    evaluate_recall(&e->model, counts, e->seed, json);
-    evaluate_attention(&e->model, first, windows, T, json);
+// Measures recall and attention, in one process. windows: number of windows of the losses, from the first on.
+static inline void evaluate_model(const EvaluationModel *m, DataLoader *val, uint64_t windows, uint64_t seed,
+                                  cJSON *json) {
+    int first_windows = (int)min_size(ATTENTION_WINDOWS, (size_t)windows), T = min_int(MAP_TOKENS, m->plan->T);
+    int64_t *counts = (int64_t *)checked_calloc(m->plan->config.V, sizeof(int64_t));
+    int *first = evaluation_windows(m, val, first_windows, T, counts);
+    evaluate_recall(m, counts, seed, json);
+    evaluate_attention(m, first, first_windows, T, json);
     free(first);
     free(counts);
 }
 
-static inline void evaluate(const Evaluation *e) {
-    int T = e->model.plan->T;
+static inline void evaluate(const EvaluationModel *m, DataLoader *val, uint64_t windows, uint64_t data_fingerprint,
+                            const ChoiceTasks *choices, const Options *o) {
+    int T = m->plan->T;
     LossTable tables[LOSS_TABLES];
-    loss_tables_create(tables, &e->model, e->val);
-    Validation result = validate(&e->model, e->val, e->windows, tables);
+    loss_tables_create(tables, m, val);
+    Validation result = validate(m, val, windows, tables);
     double loss = result.loss, *by_position = tables[LOSS_BY_POSITION].losses;
     printf("validation loss %.9g (perplexity %.2f", signless_nan(loss), signless_nan(exp(loss)));
     if (!isnan(result.bits_per_byte)) printf(", %.4f bits per byte", result.bits_per_byte);
@@ -179,18 +171,18 @@ static inline void evaluate(const Evaluation *e) {
     cJSON_AddNumberToObject(json, "loss", loss);
     if (!isnan(result.bits_per_byte)) cJSON_AddNumberToObject(json, "bits_per_byte", result.bits_per_byte);
     cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
-    report_by_shard(e->val, tables[LOSS_BY_SHARD].losses, json);
+    report_by_shard(val, tables[LOSS_BY_SHARD].losses, json);
     report_by_frequency(&tables[LOSS_BY_TOKEN], json);
-    json_add_u64(json, "windows", e->windows);
-    json_add_u64(json, "data_fingerprint", e->data_fingerprint);
-    json_add_u64(json, "seed", e->seed);
-    evaluate_choices(&e->model, e->choices, json);
-    if (comm_ranks() == 1) evaluate_model(e, json);
+    json_add_u64(json, "windows", windows);
+    json_add_u64(json, "data_fingerprint", data_fingerprint);
+    json_add_u64(json, "seed", o->seed);
+    evaluate_choices(m, choices, json);
+    if (comm_ranks() == 1) evaluate_model(m, val, windows, o->seed, json);
     else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());
-    if (e->eval_out) {
+    if (o->eval_out) {
         size_t size = 0;
         char *text = json_text(json, &size);
-        file_write_atomic(e->eval_out, text, size);
+        file_write_atomic(o->eval_out, text, size);
         free(text);
     }
     cJSON_Delete(json);

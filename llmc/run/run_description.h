@@ -11,14 +11,17 @@ it.
 #include "../options/environment.h"
 #include "inputs.h"
 #include "run_records.h"
+#include "trainer_state.h"
 #include <sys/utsname.h>
 
 typedef struct {
     int argc;
     char **argv;
     const Options *options;
-    const ModelPlan *plan;
+    const ModelPlan *plan, *sampling; // sampling: the plan of the model that draws samples, or NULL
     const Inputs *inputs;
+    const TrainerState *state;
+    int micro_steps;
     double windows; // windows of the training order of these data that the run reads
     Peak peak;      // flops_util of the log is a share of it
 } RunFacts;

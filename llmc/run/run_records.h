@@ -35,17 +35,11 @@ static inline Peak peak_find(void) {
     return (Peak){1e3 * rated->tflops, rated->source, "peak"};
 }
 
-// The speed of a step as a share of the peak.
-typedef struct {
-    double flops;
-    Peak peak;
-    int64_t total_batch; // tokens
-} StepWork;
-
-static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t tokens, const StepResult *r, StepWork work,
-                            double seconds_left) {
-    double share = work.peak.gflops > 0 ? work.flops / r->seconds / (work.peak.gflops * 1e9) : NAN,
-           tokens_per_s = (double)work.total_batch / r->seconds;
+// flops: work of the step, whose speed is logged as a share of the peak.
+static inline void log_step(Log *log, const Options *o, int64_t step, int64_t tokens, const StepResult *r, double flops,
+                            Peak peak, double seconds_left) {
+    double share = peak.gflops > 0 ? flops / r->seconds / (peak.gflops * 1e9) : NAN,
+           tokens_per_s = (double)o->total_batch / r->seconds;
     log_begin(log, "train", step);
     log_number(log, "loss", r->loss);
     log_number(log, "grad_norm", r->grad_norm);
@@ -67,7 +61,7 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
         log_number(log, "router_z", r->router_z);
     }
     log_end(log);
-    progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, work.peak.name, seconds_left);
+    progress_step(step, o->steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, peak.name, seconds_left);
 }
 
 static inline void log_event(Log *log, int64_t step, const char *what) {

@@ -6,21 +6,9 @@ run_report.h: what stdout shows of a run at its start and at its end.
   print_next(r)           files, and the commands that come next
 */
 #pragma once
-#include "inputs.h"
 #include "memory_report.h"
 #include "model_report.h"
-#include "run_records.h"
-
-typedef struct {
-    const char *program; // argv[0]
-    const Options *options;
-    const ModelPlan *plan, *sampling; // sampling: the plan of the model that draws samples, or NULL
-    const Inputs *inputs;
-    const TrainerState *state;
-    int micro_steps;
-    double windows; // windows of the training order of these data that the run reads
-    Peak peak;
-} RunReport;
+#include "run_description.h"
 
 // A word for a shell.
 static inline const char *shell_word(OptionText out, const char *text) {
@@ -76,7 +64,7 @@ static inline void options_differing(const Options *o, bool differs[OPTION_ROW_C
     options_free(&usual);
 }
 
-static inline void print_memory_line(const RunReport *r) {
+static inline void print_memory_line(const RunFacts *r) {
     size_t needed = process_bytes(r->plan, r->sampling);
     HostMemory host;
     DeviceMemory device;
@@ -87,7 +75,7 @@ static inline void print_memory_line(const RunReport *r) {
 }
 
 // The time that the products of the remaining steps take at the peak.
-static inline void print_time_line(const RunReport *r) {
+static inline void print_time_line(const RunFacts *r) {
     char duration[32], flops[32];
     double left = (double)(options_last_step(r->options) - r->state->step) * r->micro_steps *
                   training_flops(r->plan, r->plan->B, r->plan->T);
@@ -97,7 +85,7 @@ static inline void print_time_line(const RunReport *r) {
     printf("time: at least %s (%s FLOPs; %.0f GFLOP/s: %s)\n", duration, flops, r->peak.gflops, r->peak.from);
 }
 
-static inline void print_start(const RunReport *r) {
+static inline void print_start(const RunFacts *r) {
     const Options *o = r->options;
     const ModelConfig *c = &r->plan->config;
     OptionText out;
@@ -128,7 +116,7 @@ static inline void print_start(const RunReport *r) {
     progress_flush();
 }
 
-static inline void print_losses(const RunReport *r, const Validation *last) {
+static inline void print_losses(const RunFacts *r, const Validation *last) {
     enum { LAST = 100 };
     const SpikeDetector *d = &r->state->guard.loss;
     int count = d->count < LAST ? (int)d->count : LAST;
@@ -139,10 +127,10 @@ static inline void print_losses(const RunReport *r, const Validation *last) {
 }
 
 // What a run has written, and commands that come next.
-static inline void print_next(const RunReport *r) {
+static inline void print_next(const RunFacts *r) {
     const Options *o = r->options;
     OptionText out, program;
-    const char *run = shell_word(out, o->out), *trainer = shell_word(program, r->program);
+    const char *run = shell_word(out, o->out), *trainer = shell_word(program, r->argv[0]);
     int64_t step = r->state->step;
     bool text = r->inputs->token_bytes != NULL;
     printf("options and machine  %s/run.json\n"

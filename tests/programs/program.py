@@ -272,7 +272,7 @@ def overwrite(path, at, data):
 
 def expect_printed_losses(out, positions):
     """The perplexity and the losses by position fit the loss that is printed."""
-    loss, perplexity = map(float, re.match(r"validation loss (\S+) \(perplexity ([\d.e+]+)\)", out).groups())
+    loss, perplexity = map(float, re.match(r"validation loss (\S+) \(perplexity ([\d.e+]+)[,)]", out).groups())
     rows = re.search(r"loss by position\n((?: *\d+ \.\. +\d+ +\S+\n)+)", out)[1]
     rows = [(int(begin), int(end), float(x)) for begin, end, x in re.findall(r"(\d+) \.\. +(\d+) +(\S+)", rows)]
     mean = sum((end + 1 - begin) * x / positions for begin, end, x in rows)

@@ -28,7 +28,7 @@ def test_log_is_complete(corpus, tmp_path):
         tolerance = max(6e-4, 6e-3 * last[key]) * (last[key] if key == "lr" else 1)
         assert last[key] > 0 and abs(value - last[key]) < tolerance, (key, value, last)
     assert last["ms"] > 0 and last["flops_util"] > 0
-    printed = re.search(r"step 5: validation loss (\S+) \(perplexity ([\d.e+]+)\)", result.out)
+    printed = re.search(r"step 5: validation loss (\S+) \(perplexity ([\d.e+]+)[,)]", result.out)
     assert abs(float(printed[1]) - loss) < 1e-4 and abs(float(printed[2]) / math.exp(loss) - 1) < 1e-3
 
     described = read_json(run / "run.json")
