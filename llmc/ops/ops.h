@@ -24,6 +24,8 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #include "head_groups.h"
 
 enum { FLOATX_BYTES = sizeof(floatX) };
+// Whether several threads process so many elements faster than one: their start takes as long as 16K elements.
+static inline bool worth_threads(size_t count) { return count > 16384; }
 enum { FP32_BYTES = 4 }; // gradients, optimizer states, master weights, statistics
 
 // A matrix of activations, or their gradient. An operation that writes an Activation also computes its largest

@@ -85,6 +85,7 @@ static const OpRow linear_cases[] = {
     {OP_MATMUL, {1, 16, 48, 48, 0}, BOTH, "one row, as in generation; no padding"},
     {OP_MATMUL, {1, 64, 259, 320, 0}, BOTH, "one row, an output of whole vectors and a remainder of 3"},
     {OP_MATMUL, {8, 112, 37, 40, 1}, BOTH, "few rows"},
+    {OP_MATMUL, {7, 128, 259, 320, 1}, BOTH, "few rows: 4 + 2 + 1, and a weight for several threads"},
     {OP_MATMUL, {9, 112, 37, 40, 1}, BOTH, "more than few rows"},
     {OP_MATMUL, {64, 64, 64, 64, 1}, BOTH, "all aligned"},
     {OP_MATMUL, {13, 24, 259, 320, 1}, BOTH, "V % 8 = 3, rows padded to 64"},

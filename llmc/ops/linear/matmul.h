@@ -56,23 +56,51 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 // 64 MiB of rows are enough for the full speed of the GEMM (dev/BENCH.md).
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
 
-// For few rows, as in generation: reads the weight once for all rows. A GEMM of tiles takes longer than this read
-// (dev/BENCH.md). IC is a multiple of TILE_LANES.
-enum { MATMUL_FEW_ROWS = 8 };
+// For few rows, as in generation: reads the weight once for all rows, at the speed of memory (dev/BENCH.md). A GEMM of
+// tiles takes longer than this read. IC is a multiple of TILE_LANES. A thread reads one row of the weight at a time,
+// MATMUL_AHEAD elements ahead into the L2 cache, and takes the next piece of at most MATMUL_PIECE bytes when it has
+// finished one: other work on the machine slows one thread more than another.
+enum { MATMUL_FEW_ROWS = 8, MATMUL_PIECE = 96 << 10, MATMUL_AHEAD = 4096 / (int)sizeof(floatX) };
+
+// The sum of the lanes, one after the other: the order of the last OC % TILE_LANES columns.
+static inline real matmul_lanes(TileVector x) {
+    real sum = 0;
+    for (int l = 0; l < TILE_LANES; l++) sum += x[l];
+    return sum;
+}
+
+// y[n] = x[n] . w for N rows; inlined, so that N is a constant. last: y is one of the last OC % TILE_LANES columns
+static inline __attribute__((always_inline)) void matmul_column(int N, floatX *y, const floatX *x, const floatX *w,
+                                                                int IC, int ldy, bool last) {
+    TileVector sum[MATMUL_FEW_ROWS];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) sum[n] = tile_zero;
+    for (int c = 0; c < IC; c += TILE_LANES) {
+        TileVector b = *(const TileVector *)(const void *)(w + c);
+        __builtin_prefetch(w + c + MATMUL_AHEAD, 0, 2);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) sum[n] += b * *(const TileVector *)(const void *)(x + (size_t)n * IC + c);
+    }
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) y[(size_t)n * ldy] = last ? matmul_lanes(sum[n]) : tile_sum(sum[n]);
+}
+
 static inline void matmul_few_rows(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o += TILE_LANES)
-        for (int n = 0; n < N; n++) {
+    int piece = MATMUL_PIECE / (IC * (int)sizeof(floatX)), several = OC / (8 * omp_get_max_threads());
+    piece = max_int(1, min_int(piece, several));
+#pragma omp parallel for schedule(dynamic, piece) if (worth_threads((size_t)OC * IC))
+    for (int o = 0; o < OC; o++) {
+        const floatX *w = weight + (size_t)o * IC;
+        bool last = o >= OC / TILE_LANES * TILE_LANES;
+        for (int n = 0, rows; n < N; n += rows) { // the row of the weight is then in the cache
             floatX *to = y + (size_t)n * ldy + o;
-            const floatX *a = x + (size_t)n * IC, *w = weight + (size_t)o * IC;
-            if (o + TILE_LANES <= OC) tile_dots(to, a, w, IC, IC);
-            for (int i = 0; i < OC - o && o + TILE_LANES > OC; i++) {
-                real dot = 0;
-#pragma omp simd reduction(+ : dot)
-                for (int c = 0; c < IC; c++) dot += a[c] * w[(size_t)i * IC + c];
-                to[i] = dot;
-            }
+            const floatX *from = x + (size_t)n * IC;
+            if (N - n >= 8) matmul_column(rows = 8, to, from, w, IC, ldy, last);
+            else if (N - n >= 4) matmul_column(rows = 4, to, from, w, IC, ldy, last);
+            else if (N - n >= 2) matmul_column(rows = 2, to, from, w, IC, ldy, last);
+            else matmul_column(rows = 1, to, from, w, IC, ldy, last);
         }
+    }
 }
 
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
