@@ -21,7 +21,7 @@ enum { DECODE_KEYS = 128 }; // a multiple of TILE_LANES; the rows of a part fit 
 
 static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
                                int width, int ld) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)B * T * width))
     for (int n = 0; n < B * T; n++) {
         int b = n / T, t = n % T;
         if (t + capacity < T) continue; // a later row has the same place
@@ -31,7 +31,7 @@ static inline void cache_store(floatX *cache, const floatX *rows, const int *fir
 }
 
 static inline void cache_load(floatX *rows, const floatX *cache, int first, int count, int capacity, int width) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)count * width))
     for (int i = 0; i < count; i++)
         memcpy(rows + (size_t)i * width, cache + (size_t)((first + i) % capacity) * width,
                (size_t)width * sizeof(floatX));
@@ -138,35 +138,32 @@ static inline void decode_merge(floatX *out, real *lse, const real *o, const rea
 static inline void attention_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                     const int *first, int capacity, AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && s.T == 1);
-    int items = 0, group = s.NQ / s.NKV;
+    int items = 0, group = s.NQ / s.NKV, threads = omp_get_max_threads();
     for (int b = 0; b < s.B; b++) items += s.NKV * decode_parts(min_int(first[b] + 1, capacity));
-    real *memory = ops_workspace_take(attention_decode_workspace_bytes(s, capacity, omp_get_max_threads()));
-    DecodeWorkspace w = decode_workspace(s, capacity, omp_get_max_threads(), memory);
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int item = 0; item < items; item++) { // (b, part, head): in the order of memory
-            int b = 0, at = item, keys = min_int(first[0] + 1, capacity);
-            for (; at >= s.NKV * decode_parts(keys); keys = min_int(first[++b] + 1, capacity))
-                at -= s.NKV * decode_parts(keys);
-            int kv = at % s.NKV, j = at / s.NKV * DECODE_KEYS, h = kv * group;
-            size_t row = ((size_t)b * capacity + j) * s.ldkv;
-            DecodePart part = {k + row + kv * s.k_head, v + row + kv * s.v_head, NULL, min_int(DECODE_KEYS, keys - j)};
-            part.next = kv + 1 < s.NKV ? part.k + s.k_head : k + row + (size_t)DECODE_KEYS * s.ldkv;
-            real *queries = w.threads + omp_get_thread_num() * w.thread_count, *p = queries + group * w.D;
-            real *o = w.parts + item * w.part_count, *max = o + group * w.DV;
-            for (int g = 0; g < group; g++)
-                attention_copy_rows(queries + g * w.D, q + (size_t)b * s.ldq + (h + g) * s.q_head, 1, 1, s.D, w.D,
-                                    s.ldq, s.scale);
-            decode_part(o, max, max + group, queries, p, p + group * DECODE_KEYS, part, &w, s);
-        }
-#pragma omp for schedule(static)
-        for (int bh = 0; bh < s.B * s.NQ; bh++) {
-            int b = bh / s.NQ, h = bh % s.NQ, before = 0, g = h % group;
-            for (int i = 0; i < b; i++) before += s.NKV * decode_parts(min_int(first[i] + 1, capacity));
-            const real *o = w.parts + (before + h / group) * w.part_count, *max = o + group * w.DV;
-            decode_merge(out + (size_t)b * s.ldo + h * s.o_head, lse ? lse + bh : NULL, o + g * w.DV, max + g,
-                         max + group + g, decode_parts(min_int(first[b] + 1, capacity)), s.NKV * w.part_count, s.DV);
-        }
+    real *memory = ops_workspace_take(attention_decode_workspace_bytes(s, capacity, threads));
+    DecodeWorkspace w = decode_workspace(s, capacity, threads, memory);
+#pragma omp parallel for schedule(static)
+    for (int item = 0; item < items; item++) { // (b, part, head): in the order of memory
+        int b = 0, at = item, keys = min_int(first[0] + 1, capacity);
+        for (; at >= s.NKV * decode_parts(keys); keys = min_int(first[++b] + 1, capacity))
+            at -= s.NKV * decode_parts(keys);
+        int kv = at % s.NKV, j = at / s.NKV * DECODE_KEYS, h = kv * group;
+        size_t row = ((size_t)b * capacity + j) * s.ldkv;
+        DecodePart part = {k + row + kv * s.k_head, v + row + kv * s.v_head, NULL, min_int(DECODE_KEYS, keys - j)};
+        part.next = kv + 1 < s.NKV ? part.k + s.k_head : k + row + (size_t)DECODE_KEYS * s.ldkv;
+        real *queries = w.threads + omp_get_thread_num() * w.thread_count, *p = queries + group * w.D;
+        real *o = w.parts + item * w.part_count, *max = o + group * w.DV;
+        for (int g = 0; g < group; g++)
+            attention_copy_rows(queries + g * w.D, q + (size_t)b * s.ldq + (h + g) * s.q_head, 1, 1, s.D, w.D, s.ldq,
+                                s.scale);
+        decode_part(o, max, max + group, queries, p, p + group * DECODE_KEYS, part, &w, s);
+    }
+#pragma omp parallel for schedule(static) if (worth_threads(items * w.part_count))
+    for (int bh = 0; bh < s.B * s.NQ; bh++) {
+        int b = bh / s.NQ, h = bh % s.NQ, before = 0, g = h % group;
+        for (int i = 0; i < b; i++) before += s.NKV * decode_parts(min_int(first[i] + 1, capacity));
+        const real *o = w.parts + (before + h / group) * w.part_count, *max = o + group * w.DV;
+        decode_merge(out + (size_t)b * s.ldo + h * s.o_head, lse ? lse + bh : NULL, o + g * w.DV, max + g,
+                     max + group + g, decode_parts(min_int(first[b] + 1, capacity)), s.NKV * w.part_count, s.DV);
     }
 }

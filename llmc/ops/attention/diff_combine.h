@@ -26,7 +26,7 @@ static inline real diff_factor_slope(real s, Factor factor) { return factor == S
 static inline void diff_combine_forward(Activation o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         HeadGroups groups, Factor factor) {
     size_t heads = (size_t)(NH + NH / groups.signals * groups.noise);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * NH * D))
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
             const floatX *a1 = a + (n * heads + signal_head(groups, h)) * D;

@@ -16,7 +16,7 @@ position.
 static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                const int *first, real sign) {
     int half = D / 2;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)B * T * heads * D))
     for (int n = 0; n < B * T; n++) {
         const real *cosines = table + (size_t)((first ? first[n / T] : 0) + n % T) * D, *sines = cosines + half;
         for (int h = 0; h < heads; h++) {

@@ -15,7 +15,7 @@ gate.h: a sigmoid gate on the output heads, from the layer's input.
 static inline void gate_forward(Activation y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
                                 int width) {
     assert(width == 1 || width == D);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * heads * D))
     for (int n = 0; n < N; n++)
         for (int h = 0; h < heads; h++) {
             size_t at = ((size_t)n * heads + h) * D;

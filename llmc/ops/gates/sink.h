@@ -19,7 +19,7 @@ sink.h: an additional logit in the softmax of each head, whose column is dropped
 #include "../vecmath.h"
 
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (worth_threads((size_t)B * T * NH * D))
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++)
             for (int t = 0; t < T; t++) {

@@ -15,7 +15,7 @@ swiglu.h: the gated activation of the MLP.
 // y[n] times weights[entries[n]]; weights NULL: 1, which changes no bit
 static inline void swiglu_weighted_forward(Activation y, const floatX *gate_up, const real *weights, const int *entries,
                                            int N, int F) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * F))
     for (int n = 0; n < N; n++) {
         const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
         floatX *yn = y.data + (size_t)n * F;

@@ -12,7 +12,7 @@ embedding.h: a row of the table per token.
 #include "operations.h"
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * C))
     for (int n = 0; n < N; n++) memcpy(x + (size_t)n * C, weight + (size_t)tokens[n] * C, C * sizeof(floatX));
 }
 

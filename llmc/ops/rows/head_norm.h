@@ -23,7 +23,7 @@ static inline real head_norm_rstd(const floatX *x, int D, real eps) {
 
 static inline void head_norm_forward(floatX *x, floatX *kept, const floatX *weight, int N, int heads, int D, int ld,
                                      int ldk, real eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * heads * D))
     for (int n = 0; n < N; n++)
         for (int h = 0; h < heads; h++) {
             floatX *head = x + (size_t)n * ld + (size_t)h * D;

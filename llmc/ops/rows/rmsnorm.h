@@ -33,7 +33,7 @@ __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, co
 
 static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
                                    real eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * C))
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * C;
         rstd[n] = rmsnorm_row(y.data + row, x + row, weight, C, eps);
@@ -43,7 +43,7 @@ static inline void rmsnorm_forward(Activation y, real *rstd, const floatX *x, co
 
 static inline void residual_rmsnorm_forward(floatX *sum, Activation y, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((size_t)N * C))
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * C;
         for (int c = 0; c < C; c++) sum[row + c] = a[row + c] + b[row + c];

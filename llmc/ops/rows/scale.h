@@ -6,6 +6,6 @@ scale.h: x[:] *= factor. The factor is constant, so the backward is the same ope
 #include "operations.h"
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for simd schedule(static) if (parallel : worth_threads(count))
     for (size_t i = 0; i < count; i++) x[i] *= factor;
 }
