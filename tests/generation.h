@@ -79,6 +79,30 @@ static void test_sampling_equals_sorting(void) {
     }
 }
 
+// Where uniform * sum is a running sum, only the order of rounding says which of two tokens is the sample.
+static void test_sampling_rounds_as_sorting(void) {
+    enum { V = 500 };
+    static float logits[V];
+    static Candidate sorted[V];
+    TestRandom random = {8};
+    Sampler sampler = sampler_open(V);
+    for (int n = 0; n < 4; n++) {
+        double sum = 0, running = 0;
+        make_logits(logits, V, 0, &random);
+        for (int v = 0; v < V; v++) sorted[v].logit = logits[v], sorted[v].token = v;
+        qsort(sorted, V, sizeof(Candidate), compare_candidates);
+        for (int i = 0; i < V; i++) sum += exp((double)sorted[i].logit - sorted[0].logit);
+        for (int i = 0; i < V; i++) {
+            running += exp((double)sorted[i].logit - sorted[0].logit);
+            double uniform = fmin(running / sum, 1 - 0x1p-53);
+            int token = sample_token(logits, V, 1, 0, uniform, &sampler);
+            int wanted = sample_by_sorting(logits, V, 1, 0, uniform);
+            EXPECT(token == wanted, "uniform %.17g, rank %d: token %d instead of %d", uniform, i, token, wanted);
+        }
+    }
+    sampler_close(&sampler);
+}
+
 // ---- batches
 
 enum { STUB_B = 5, STUB_T = 12, STUB_V = 31, STUB_SEPARATOR = 3 };
@@ -270,6 +294,7 @@ static void test_streamed_text(void) {
 
 static const Test generation_tests[] = {
     {"sampling gives the token that sorting all logits gives", test_sampling_equals_sorting},
+    {"sampling rounds as sorting all logits does", test_sampling_rounds_as_sorting},
     {"a sequence does not depend on how many are generated at a time", test_batches},
     {"prompts are read from lines and JSON lines", test_prompts_are_read},
     {"text that is printed token by token has whole characters", test_streamed_text},

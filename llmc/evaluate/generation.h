@@ -135,6 +135,11 @@ static inline int batch_prefill(const Generator *g, GenerationBatch *w, const Se
     return used;
 }
 
+static inline void batch_draw(const Generator *g, GenerationBatch *w, int b) {
+    if (w->running[b])
+        sequence_draw(g, w->running[b], w->logits + (size_t)b * g->V, &w->samplers[omp_get_thread_num()]);
+}
+
 // Computes one token for each of the places 0 .. used-1. A place without a sequence computes a token that nothing
 // reads.
 static inline void batch_decode(const Generator *g, GenerationBatch *w, int used, GenerationTimes *times) {
@@ -146,10 +151,11 @@ static inline void batch_decode(const Generator *g, GenerationBatch *w, int used
         times->decode_tokens += s != NULL;
     }
     g->decode(g->model, w->tokens, w->first, used, w->logits);
-#pragma omp parallel for num_threads(w->threads) if (used > 1)
-    for (int b = 0; b < used; b++)
-        if (w->running[b])
-            sequence_draw(g, w->running[b], w->logits + (size_t)b * g->V, &w->samplers[omp_get_thread_num()]);
+    if (used == 1) batch_draw(g, w, 0); // all threads draw one token
+    else {
+#pragma omp parallel for schedule(static, 1)
+        for (int b = 0; b < used; b++) batch_draw(g, w, b);
+    }
     times->decode_seconds += now_seconds() - start;
 }
 

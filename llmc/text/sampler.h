@@ -33,8 +33,13 @@ static inline void sampler_close(Sampler *s) {
 // The token with the largest logit, the first among equals; -1 if a logit is not finite.
 static inline int largest_logit(const float *logits, int V) {
     int best = 0, broken = 0;
-    for (int v = 0; v < V; v++) broken |= !isfinite(logits[v]);
-    for (int v = 1; v < V; v++) best = logits[v] > logits[best] ? v : best;
+    float largest = logits[0];
+#pragma omp simd reduction(max : largest) reduction(| : broken)
+    for (int v = 0; v < V; v++) {
+        largest = logits[v] > largest ? logits[v] : largest;
+        broken |= !isfinite(logits[v]);
+    }
+    while (!broken && logits[best] < largest) best++;
     return broken ? -1 : best;
 }
 
@@ -71,27 +76,64 @@ static inline void sort_candidates(Sampler *s, int n) {
     }
 }
 
-// Collects the candidates that a sample can depend on: tokens among at least the top_k largest logits (0: all) whose
-// weight is at least exp(-40) of the largest weight. Returns their number. The logits are counted in classes of equal
-// width, and the classes that hold the top_k largest are kept whole.
-static inline int select_candidates(Sampler *s, const float *logits, int V, float largest, double temperature,
-                                    int top_k) {
-    enum { CLASSES = 1024 };
-    int counts[CLASSES + 1], last = CLASSES - 1, n = 0;
-    double scale = fmin(CLASSES / (40 * temperature), DBL_MAX);
-#define LOGIT_CLASS(v) (int)fmin(((double)largest - logits[v]) * scale, CLASSES)
-    if (top_k > 0) {
-        memset(counts, 0, sizeof(counts));
-        for (int v = 0; v < V; v++) counts[LOGIT_CLASS(v)]++;
-        for (int sum = counts[last = 0]; sum < top_k && last < CLASSES - 1; sum += counts[last]) last++;
-    }
+// Classes of logits of equal width, the largest first. The last one has the logits whose weight is below exp(-40) of
+// the largest weight: no sample depends on them. The place of a logit is its class and the fraction of the class.
+enum { LOGIT_CLASSES = 1024 };
+static const double class_width = 40.0 / LOGIT_CLASSES; // of the logarithm of weights
+static inline double logit_scale(double temperature) { return fmin(1 / (class_width * temperature), DBL_MAX); }
+static inline double logit_place(float logit, float largest, double scale) { return ((double)largest - logit) * scale; }
+static inline int logit_class(double place) { return place < LOGIT_CLASSES ? (int)place : LOGIT_CLASSES; }
+static inline double logit_weight(float logit, float largest, double temperature) {
+    return exp(((double)logit - largest) / temperature);
+}
+
+// Collects the candidates of the classes first .. last. Returns their number.
+static inline int collect_candidates(Sampler *s, const float *logits, int V, float largest, double scale, int first,
+                                     int last) {
+    int n = 0;
     for (int v = 0; v < V; v++) {
+        int c = logit_class(logit_place(logits[v], largest, scale));
+        if (c < first || c > last) continue;
         s->candidates[n].logit = logits[v];
-        s->candidates[n].token = v;
-        n += LOGIT_CLASS(v) <= last;
+        s->candidates[n++].token = v;
     }
-#undef LOGIT_CLASS
     return n;
+}
+
+// The last class that a sample from the top_k largest logits (0: all) can depend on.
+static inline int last_class(const float *logits, int V, float largest, double scale, int top_k) {
+    int counts[LOGIT_CLASSES + 1] = {0}, last = 0;
+    if (top_k <= 0) return LOGIT_CLASSES - 1;
+    for (int v = 0; v < V; v++) counts[logit_class(logit_place(logits[v], largest, scale))]++;
+    for (int sum = counts[0]; sum < top_k && last < LOGIT_CLASSES - 1; sum += counts[last]) last++;
+    return last;
+}
+
+// The sample from all tokens, found without sorting them: sums the weights of each class, and sorts the class in which
+// the running sum reaches uniform * sum. Returns -1 if rounding could change the sample: sums in another order, and
+// exp(x) of a fraction -x of a class by its Taylor polynomial, whose relative error is below 1e-13.
+static inline int sample_unsorted(Sampler *s, const float *logits, int V, float largest, double temperature,
+                                  double uniform) {
+    double sums[LOGIT_CLASSES + 1] = {0}, scale = logit_scale(temperature), sum = 0, running = 0;
+    int found = 0;
+#pragma omp parallel for schedule(static) reduction(+ : sums) if (V > 4096)
+    for (int v = 0; v < V; v++) {
+        double place = logit_place(logits[v], largest, scale);
+        int c = logit_class(place);
+        double x = (c - place) * class_width;
+        sums[c] += 1 + x * (1 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720))))));
+    }
+    for (int c = 0; c < LOGIT_CLASSES; c++) sum += sums[c] *= exp(-class_width * c);
+    double target = uniform * sum, slack = (4 * V * DBL_EPSILON + 1e-12) * sum;
+    while (found < LOGIT_CLASSES && running + sums[found] < target - slack) running += sums[found++];
+    int n = collect_candidates(s, logits, V, largest, scale, found, found);
+    sort_candidates(s, n);
+    for (int i = 0; i < n; i++) {
+        running += logit_weight(s->candidates[i].logit, largest, temperature);
+        if (running > target + slack) return s->candidates[i].token;
+        if (running >= target - slack) break;
+    }
+    return -1;
 }
 
 // Samples from softmax(logits / temperature) over the top_k largest logits (0: all); temperature 0 selects the largest.
@@ -100,12 +142,15 @@ static inline int select_candidates(Sampler *s, const float *logits, int V, floa
 static inline int sample_token(const float *logits, int V, double temperature, int top_k, double uniform, Sampler *s) {
     int best = largest_logit(logits, V);
     if (best < 0 || temperature == 0) return best;
-    int n = select_candidates(s, logits, V, logits[best], temperature, top_k);
+    int unsorted = top_k > 0 ? -1 : sample_unsorted(s, logits, V, logits[best], temperature, uniform);
+    if (unsorted >= 0) return unsorted;
+    double scale = logit_scale(temperature);
+    int last = last_class(logits, V, logits[best], scale, top_k);
+    int n = collect_candidates(s, logits, V, logits[best], scale, 0, last);
     sort_candidates(s, n);
     int count = top_k > 0 ? min_int(top_k, n) : n;
-#pragma omp parallel for if (count > 4096)
     for (int i = 0; i < count; i++)
-        s->weights[i] = exp(((double)s->candidates[i].logit - s->candidates[0].logit) / temperature);
+        s->weights[i] = logit_weight(s->candidates[i].logit, s->candidates[0].logit, temperature);
     double sum = 0, running = 0;
     for (int i = 0; i < count; i++) sum += s->weights[i];
     double target = uniform * sum;
