@@ -24,6 +24,9 @@ typedef struct {
 static inline void generation_logits(const GenerationModel *m, const floatX *rows, int B, float *logits) {
     int V = m->plan->config.V, Vp = m->plan->Vp;
     linear_forward(m->acts->logits, activation(rows, NULL), m->head, B);
+    for (int b = 0; b < B && sizeof(floatX) == sizeof(float); b++)
+        buffer_download(logits + (size_t)b * V, m->acts->logits + (size_t)b * Vp, (size_t)V * sizeof(float));
+    if (sizeof(floatX) == sizeof(float)) return;
     floatX *host = (floatX *)checked_calloc((size_t)B * Vp, sizeof(floatX));
     buffer_download(host, m->acts->logits, (size_t)B * Vp * sizeof(floatX));
     for (int b = 0; b < B; b++)

@@ -110,11 +110,12 @@ static inline int last_class(const float *logits, int V, float largest, double s
 }
 
 // The sample from all tokens, found without sorting them: sums the weights of each class, and sorts the class in which
-// the running sum reaches uniform * sum. Returns -1 if rounding could change the sample: sums in another order, and
-// exp(x) of a fraction -x of a class by its Taylor polynomial, whose relative error is below 1e-13.
+// the running sum reaches uniform * sum. Returns -1 if rounding could change the sample: sums have another order, and
+// weights a relative error below 1e-12, since a Taylor polynomial is exp(x) of a fraction -x of a class.
 static inline int sample_unsorted(Sampler *s, const float *logits, int V, float largest, double temperature,
                                   double uniform) {
     double sums[LOGIT_CLASSES + 1] = {0}, scale = logit_scale(temperature), sum = 0, running = 0;
+    double weight = 1, factor = exp(-class_width); // of a class, and from one class to the next
     int found = 0;
 #pragma omp parallel for schedule(static) reduction(+ : sums) if (V > 4096)
     for (int v = 0; v < V; v++) {
@@ -123,7 +124,7 @@ static inline int sample_unsorted(Sampler *s, const float *logits, int V, float 
         double x = (c - place) * class_width;
         sums[c] += 1 + x * (1 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720))))));
     }
-    for (int c = 0; c < LOGIT_CLASSES; c++) sum += sums[c] *= exp(-class_width * c);
+    for (int c = 0; c < LOGIT_CLASSES; c++, weight *= factor) sum += sums[c] *= weight;
     double target = uniform * sum, slack = (4 * V * DBL_EPSILON + 1e-12) * sum;
     while (found < LOGIT_CLASSES && running + sums[found] < target - slack) running += sums[found++];
     int n = collect_candidates(s, logits, V, largest, scale, found, found);
