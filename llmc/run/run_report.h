@@ -67,8 +67,8 @@ static inline void options_differing(const Options *o, bool differs[OPTION_ROW_C
 static inline void print_memory_line(const RunFacts *r) {
     size_t needed = process_bytes(r->plan, r->sampling);
     HostMemory host;
-    DeviceMemory device;
-    if (ops_memory(&device)) printf("memory: %.0f of %.0f MiB of the device\n", in_mib(needed), in_mib(device.total));
+    DeviceMemory now;
+    if (ops_memory(&now)) printf("memory: %.0f of %.0f MiB of the device\n", in_mib(needed), in_mib(now.total));
     else if (host_memory("", &host))
         printf("memory: %.0f MiB of this process; %s has %.0f MiB available\n", in_mib(needed), host.limit,
                in_mib(host.available));
