@@ -139,6 +139,6 @@ def test_the_trainer_reads_the_corpus_and_encodes_prompts(tmp_path):
         assert mine == (encoded.ids, text.encode())
     options = f"{SHAPE} --batch-size 2 --steps 1 --sample-every 1 --doc-mask"
     done = run(TRAINER, options, "--train-data", out, "--out", tmp_path / "run").done()
-    assert "vocab=1500" in done.out and "--- sample after step 1" in done.out
+    assert "--vocab 1500" in done.out and "--- sample after step 1" in done.out
     done = run(TRAINER, "--out", tmp_path / "run", "--resume --generate 3 --prompt 'na\u00efve \u6570'").done()
     assert "\nna\u00efve \u6570" in done.out

@@ -112,7 +112,7 @@ third+=" train-data=one=@/corpus:1 more=@/more:1 steps=28 deterministic=False"
 test_a_run_in_three_phases_has_the_options_of_each_line() {
     make_phases
     equal "$(starts whole)" "$first"$'\n'"$second"$'\n'"$third"
-    contains "$scratch/whole.out" "train-data*=one=$data:1 more=$scratch/more:3"
+    contains "$scratch/whole.out" "--train-data 'one=$data:1 more=$scratch/more:3'"
     sed -n 's/^+ .* --threads 1 //p' "$scratch/whole.out" >"$scratch/lines"
     equal "$(cat "$scratch/lines")" "--train-data one=$data:1 more=$scratch/more:3 --stop-after=4
 --lr 5e-4 --weight-decay 0.2 --stop-after 24

@@ -117,7 +117,7 @@ def test_device_peak(odd, name, measured):
     """the peak of a listed device is the vendor's, and that of another device is measured"""
     word, source = ("rate", "measured") if measured else ("peak", "HGX B200")
     out = on_device(odd, TRAIN_ODD, "--steps 1 --out run", env=f"CUDA_ON_CPU_NAME='{name}'").done().out
-    printed, rest = re.search(rf"; {word} (\S+) GFLOP/s \((.*)", out, re.S).groups()
+    printed, rest = re.search(r"; (\S+) GFLOP/s: (.*)", out, re.S).groups()
     assert source in rest and f"% of {word}" in out, out
     assert float(printed) > 0 if measured else float(printed) == 2250e3
     assert abs(read_json(odd / "run/run.json")["peak"]["gflops"] - float(printed)) <= 0.5

@@ -23,17 +23,17 @@ def sources(tmp_path_factory):
     return directory
 
 
-SOURCES = [  # options; words of the options that are printed at the start, or of the error
-    ("--train-data a", " vocab=203 "),
-    ("--train-data a --preset 124m", " vocab=203 "),
-    ("--train-data a --preset 124m --init run/checkpoints/step_00000001", " vocab=203 "),
-    ("--train-data a --vocab 1000", " vocab*=1000 "),
-    ("--train-data 'x=a:1 y=b:1'", " vocab=204 "),
-    ("--train-data a --val-data b", " vocab=204 "),
-    ("--train-data 'plain/*.bin'", " vocab=256 "),
-    ("--train-data plain/train_000001.bin --preset 124m", " vocab=50257 "),
-    ("--train-data 'x=a:1 y=plain/*.bin:1'", " vocab=256 "),
-    ("--train-data ' x=a:1  y=b:1 '", " vocab=204 "),
+SOURCES = [  # options; words that are printed at the start, or of the error
+    ("--train-data a", " vocabulary 203,"),
+    ("--train-data a --preset 124m", " vocabulary 203,"),
+    ("--train-data a --preset 124m --init run/checkpoints/step_00000001", " vocabulary 203,"),
+    ("--train-data a --vocab 1000", " --vocab 1000"),
+    ("--train-data 'x=a:1 y=b:1'", " vocabulary 204,"),
+    ("--train-data a --val-data b", " vocabulary 204,"),
+    ("--train-data 'plain/*.bin'", " vocabulary 256,"),
+    ("--train-data plain/train_000001.bin --preset 124m", " vocabulary 50257,"),
+    ("--train-data 'x=a:1 y=plain/*.bin:1'", " vocabulary 256,"),
+    ("--train-data ' x=a:1  y=b:1 '", " vocabulary 204,"),
 ]
 REFUSED_SOURCES = [
     ("--train-data b --init run/checkpoints/step_00000001", "go up to 203 and the model has a vocabulary of 203"),

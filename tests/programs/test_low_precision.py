@@ -1,10 +1,9 @@
 """--matmul-dtype bf16 and fp8 in whole runs: losses, resumes and samples."""
 
 import re
-import shutil
 
 import pytest
-from program import WEIGHTS, all_records, checkpoint, differing, read_json, records, resume, run_trainer, seal, train
+from program import WEIGHTS, all_records, checkpoint, differing, read_json, records, resume, run_trainer, train
 
 ROUNDING = {"bf16": 2**-8, "fp8": 2**-3}  # of a gradient: the largest share of a number; E5M2 has two bits of mantissa
 STEPS = 20
@@ -48,21 +47,6 @@ def test_runs_of_types(corpus, exact, tmp_path, gemm, other):
     assert f"option --matmul-dtype: {gemm} in the checkpoint, {other} now" in result.out
     changes = [change for record in all_records(run) for change in record.get("changed", [])]
     assert {"name": "matmul-dtype", "old": gemm, "new": other} in changes
-
-
-def test_earlier_names(corpus, tmp_path):
-    """a run that saved --matmul-dtype and --attention-kernel by their earlier names resumes with their values"""
-    run, old = tmp_path / "run", tmp_path / "old"
-    train(corpus, run, "--steps 6 --matmul-dtype bf16 --attention-kernel own --stop-after 3").done()
-    shutil.copytree(run, old)
-    for path in (old / "run.json", checkpoint(old, 3) / "trainer_state.json"):
-        seal(path, path.read_text().replace('"matmul-dtype"', '"gemm"').replace('"attention-kernel"', '"sdpa"'))
-    resume(run).done()
-    result = resume(old, "--attention-kernel auto").done()
-    assert re.findall("option --.*", result.out) == ["option --attention-kernel: own in the checkpoint, auto now"]
-    changed = [{"name": "attention-kernel", "old": "own", "new": "auto"}]
-    assert read_json(old / "run.json")["starts"][1]["changed"] == changed
-    assert not differing(checkpoint(run, 6), checkpoint(old, 6), WEIGHTS)
 
 
 def test_generation_of_types(exact):
