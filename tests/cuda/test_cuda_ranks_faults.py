@@ -100,7 +100,7 @@ def test_device_errors(odd):
 
 
 ONE = "start at most one process per GPU"
-JOIN = "(ncclCommInitRank(handle, comm.ranks, nccl.ids[0], comm.rank))"
+JOIN = "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank))"
 DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
 NO_MEMORY = "CUDA_ON_CPU_NCCL_INIT=\"Cuda failure 2 'out of memory'\""
 TWO = "CUDA_ON_CPU_DEVICES=2"
