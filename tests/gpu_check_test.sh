@@ -252,8 +252,8 @@ python3 -c 'import sys
 sys.path.insert(0, "dev/gpu_check")
 import operations as o
 print(*dict.fromkeys(word for _, word in o.SANITIZED), sep="\n")' >"$work/words"
-while read -r word; do # chosen and excluded: none runs
-    build/oncpu/test_diffv2 "$word" "-$word" 2>&1 | grep "no case's line" && break
+while read -r word; do # of so many shards the last one is empty: no case runs
+    build/oncpu/test_diffv2 --shard 99999/100000 "$word" 2>&1 | grep "no case's line" && break
 done <"$work/words" >"$work/output"
 [ "$(wc -l <"$work/words")" -gt 15 ] && [ ! -s "$work/output" ]
 ok "every word of the sanitizer matches a case" $?
