@@ -508,6 +508,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 #include "llmc/options/schedule.h"
 #include "llmc/evaluate/evaluation.h"
 #include "llmc/evaluate/generated_text.h"
+#include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/apply_changes.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
@@ -536,9 +537,13 @@ static void model_losses(void *self, const int *inputs, const int *targets, cons
     model_forward(model, B, T, NULL, NULL);
     model_classify(model, B * T, 0);
 }
+static void model_gradients(void *self, const int *inputs, const int *targets, const int *document_starts, int B, int T,
+                            double total_rows) {
+    model_micro_step((Model *)self, inputs, targets, document_starts, B, T, total_rows);
+}
 static EvaluationModel evaluation_model(Model *model) {
-    return (EvaluationModel){&model->plan, &model->acts,         &model->state, &model->head, NULL,
-                             model,        model_forward_tokens, model_losses,  NULL,         NULL};
+    return (EvaluationModel){&model->plan,         &model->acts, &model->state,   &model->head, NULL, model,
+                             model_forward_tokens, model_losses, model_gradients, NULL,         NULL};
 }
 
 static const GenerationModel *generation_model(Model *model) {
@@ -726,7 +731,7 @@ static void run_log_validation(Run *run) {
     }
 }
 
-// Prints generated text. log: closed, or where a record of it is written.
+// Prints generated text. log: where a record of it is written; NULL: nowhere.
 static void run_print_sample(Run *run, Generator *g, int count, Log *log) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->trainer.step);
@@ -1080,29 +1085,9 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     return status;
 }
 
-// --dump-grads: the gradients of one batch, the first B*T + 1 tokens of the training shards in file order.
 static void mode_dump_gradients(Run *run) {
-    Model *model = &run->model;
-    DataLoader *train = &run->data.train;
-    const char *path = run->options.dump_grads;
-    int B = model->plan.B, T = model->plan.T;
-    size_t N = (size_t)B * T;
-    const Corpus *first = &train->corpora[0];
-    int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
-    dataloader_read_first_tokens(train, tokens, N + 1);
-    if (train->documents) {
-        CHECK(train->corpus_count == 1 || first->token_count > N,
-              "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
-              first->token_count, N + 1);
-        for (size_t at = 0; at < N; at += (size_t)T)
-            documents_find(run->document_starts + at, tokens + at, T, first->separator);
-    }
-    model_micro_step(model, tokens, tokens + 1, run->document_starts, B, T, (double)N);
-    double loss = loss_sum(&model->acts, (int)N) / (double)N;
-    checkpoint_save_gradients(path, &model->plan.tensors, model->state.grads, loss);
-    printf("loss %.9g, gradients written to %s\n", signless_nan(loss), path);
-    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
-    free(tokens);
+    EvaluationModel m = evaluation_model(&run->model);
+    dump_gradients(&m, &run->data.train, run->options.dump_grads);
 }
 
 static int mode_generate(Run *run) {

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUFFIX = re.compile(r"\.(c|h|cu|cuh|cpp|py|sh|j2|awk|mk|plan)$")
 WITHOUT_SUFFIX = {"Makefile", ".ci/run", "data/inspect"}
 TEST = re.compile(r"^tests/|(^|/)(test_\w+|conftest)\.\w+$|(^|/)testing\.py$")
-LIMITS = {"ring 1": 31800, "ring 2": 25800, "tests": 28140}
+LIMITS = {"ring 1": 31810, "ring 2": 25800, "tests": 28140}
 AIMS = {"ring 1": 30000, "ring 2": 25000, "tests": 29000}
 LEVELS = {"llmc/ops": 3, "llmc": 2, "dev": 2, "scripts": 2}  # folders whose folders are rooms, and the depth of these
 

@@ -18,6 +18,9 @@ typedef struct {
     void (*forward)(void *model, const int *tokens, int B, int T, LayerVisit visit, void *data);
     // Adds the losses of a batch to acts->losses. document_starts: or NULL.
     void (*losses)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T);
+    // Also computes the gradients of the sum of losses / total_rows.
+    void (*gradients)(void *model, const int *inputs, const int *targets, const int *document_starts, int B, int T,
+                      double total_rows);
     // Whether to abort the measurement, whose result is then not used. All ranks call it equally often, before their
     // batches. NULL: never.
     bool (*abandons)(void *agreement);

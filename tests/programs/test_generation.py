@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import fixtures
@@ -93,6 +95,8 @@ def test_answers_to_a_pipe(trained, mode, answer_of):
     words = [*trainer(), "--init", checkpoint(trained, 30), "--generate 12 --temperature 0.5 --separator 10", mode]
     prompts = ["The king", "a", "\u00e9"]
     with subprocess.Popen(words_of(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        limit = threading.Timer(60, process.kill)  # of a program that waits for the end of its input
+        limit.start()
         answers = []
         for prompt in prompts:
             process.stdin.write(prompt + "\n")
@@ -100,6 +104,7 @@ def test_answers_to_a_pipe(trained, mode, answer_of):
             answers.append(answer_of(process.stdout.readline()))
         process.stdin.close()
         assert process.stdout.read() == "" and process.wait(SECONDS) == DONE
+        limit.cancel()
     file = "".join(prompt + "\n" for prompt in prompts).encode()
     wanted = lines_of(run_trainer(*words[1:-1], "--prompts -", stdin=file).done(), 3)
     texts = [line["text"] for line in wanted]
@@ -119,9 +124,11 @@ class Terminal:
 
     def read_until(self, pattern):
         """What has been printed since the last call, when it matches the pattern."""
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + 60
         while not re.search(pattern, self.printed, re.S):
             assert time.monotonic() < end, self.printed
+            if not select.select([self.file], [], [], 1)[0]:
+                continue
             try:
                 self.printed += os.read(self.file, 1 << 16).decode("utf-8", "surrogateescape")
             except OSError:  # the program has ended
