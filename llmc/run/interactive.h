@@ -139,9 +139,9 @@ static inline bool interactive(Generator *g, const RunTokenizer *tokenizer, int 
         fprintf(stderr, "type a text to continue; Ctrl-C ends a continuation, Ctrl-D the program\n");
     }
     for (uint64_t texts = 0;;) {
+        interrupts_at_prompt(true); // before the prompt is seen
         if (terminal) printf("> ");
         fflush(stdout);
-        interrupts_at_prompt(true);
         char *line = prompts_line(&input, true, &size);
         interrupts_at_prompt(false);
         if (!line) break;
