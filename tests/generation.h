@@ -79,7 +79,7 @@ static void test_sampling_equals_sorting(void) {
     }
 }
 
-// Where uniform * sum is a running sum, only the order of rounding says which of two tokens is the sample.
+// Where uniform * sum equals a running sum, the order in which sums are rounded decides between two tokens.
 static void test_sampling_rounds_as_sorting(void) {
     enum { V = 500 };
     static float logits[V];
@@ -177,7 +177,7 @@ static void stub_generate(StubSequences *s, Stub *m, int B, int broken, int stop
         int length = 1 + (i * 5) % longest, count = 1 + (i * 7) % 9;
         if (longest > STUB_T) count += 20;
         for (int t = 0; t < length; t++) s->tokens[i][t] = 5 + (i / 2 + t) % (STUB_V - 5);
-        s->list[i] = sequence_of(&g, s->tokens[i], length, count, 1000 + (uint64_t)i);
+        s->list[i] = sequence_of(g.T, s->tokens[i], length, count, 1000 + (uint64_t)i);
     }
     SequenceQueue queue = {s, stub_next, stub_advanced};
     generate_sequences(&g, &queue);

@@ -6,8 +6,8 @@ host.h: CPU cores and memory of this machine that the process may use.
                                  system does not report them
 
 A cgroup's limit applies to everything below it, so each level from the process's own cgroup to the root is read, in
-cgroup version 2. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; levels
-that do not exist are skipped. Reclaimable page cache counts as available.
+cgroup version 2. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; levels that do not
+exist are skipped. Reclaimable page cache counts as available.
 `root` is "" or, in tests, a directory that contains proc/ and sys/.
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst; proc(5).
 */

@@ -121,10 +121,7 @@ static inline void answers_add(Answers *a) {
         CHECK(a->list, "out of memory for %d prompts", a->room);
     }
     Answer *answer = (Answer *)checked_calloc(1, sizeof(Answer));
-    answer->s.tokens = tokens;
-    answer->s.length = answer->s.end = length;
-    answer->s.count = a->generate;
-    answer->s.key = a->key ^ random_mix((uint64_t)a->count);
+    answer->s = sequence_of(a->T, tokens, length, a->generate, a->key ^ random_mix((uint64_t)a->count));
     a->list[a->count++] = answer;
 }
 

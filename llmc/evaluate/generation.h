@@ -51,8 +51,9 @@ typedef struct {
     void (*advanced)(void *to, Sequence *s); // called after each token of s, and when s stops; NULL: not called
 } SequenceQueue;
 
-static inline Sequence sequence_of(const Generator *g, int *tokens, int length, int count, uint64_t key) {
-    Sequence s = {tokens, length, count, key, length, max_int(0, length - g->T), 0, NOT_STOPPED};
+// T: longest context
+static inline Sequence sequence_of(int T, int *tokens, int length, int count, uint64_t key) {
+    Sequence s = {tokens, length, count, key, length, max_int(0, length - T), 0, NOT_STOPPED};
     return s;
 }
 
@@ -183,7 +184,7 @@ static inline Sequence *only_sequence(void *to, bool wait) {
 // Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many.
 static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key,
                                   StopReason *stopped) {
-    Sequence s = sequence_of(g, tokens, length, count, key), *next = &s;
+    Sequence s = sequence_of(g->T, tokens, length, count, key), *next = &s;
     SequenceQueue queue = {&next, only_sequence, NULL};
     generate_sequences(g, &queue);
     *stopped = s.stopped;

@@ -54,8 +54,9 @@ static inline const char *option_name(int r) {
 // ---- names in nanoGPT, llm.c, Transformers and other programs
 
 typedef struct {
-    const char *names;         // separated by spaces
-    const char *option, *note; // what it is here, or NULL; what differs, or what to do
+    const char *names;  // separated by spaces
+    const char *option; // the option that it is here; NULL: none
+    const char *note;   // what differs from that option; without one, what to do
 } ForeignName;
 static const ForeignName foreign_names[] = {
     {"n-layer n-layers num-layers num-hidden-layers depth", "layers", ""},

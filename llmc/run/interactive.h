@@ -97,7 +97,7 @@ static inline void talk_begin(Talk *t, const Generator *g, char *text, size_t si
         tokens = (int *)checked_calloc(1 + (size_t)t->generate, sizeof(int));
         tokens[0] = max_int(t->tokenizer->separator, 0);
     }
-    t->s = sequence_of(g, tokens, length, t->generate, key);
+    t->s = sequence_of(g->T, tokens, length, t->generate, key);
     t->text = (StreamedText){g->V, t->tokenizer->tokenizer, size == 0, {0}, 0};
 }
 
