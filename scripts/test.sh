@@ -94,7 +94,12 @@ scratch=$all
 trap 'rm -rf "$all"' EXIT
 
 run_script() { run "$1" "$@"; } # path, arguments...
-run_tests() {                   # build directory, program, words that select tests...
+check() {                       # name, command...: a test, whose output is printed if it fails
+    "${@:2}" >"$scratch/check" 2>&1 && pass "$1" && return
+    cat "$scratch/check"
+    fail "$1"
+}
+run_tests() { # build directory, program, words that select tests...
     local directory=$1 program=$2 programs=$1
     shift 2
     [ -e "$directory/train_diffv2" ] || programs=build
@@ -104,10 +109,8 @@ run_tests() {                   # build directory, program, words that select te
 run_pytest() { # Python environment, build directory, files or directories, options of pytest
     local python environment=$1 directory=$2
     shift 2
-    if ! python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python"); then
-        skip "$1 in $environment: $(tail -n 1 "$scratch/python")"
-        return
-    fi
+    python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python") \
+        || ! skip "$1 in $environment: $(tail -n 1 "$scratch/python")" || return
     TRAIN_DIFFV2="$directory/train_diffv2" PREDICT_DIFFV2="$directory/predict_diffv2" \
         TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
         run "$1 in $environment with $directory" "$python" -m pytest "$@" -m "${marks_of_tier[tier]}"
@@ -125,10 +128,10 @@ in_turn() { # 0 or 1
 # threads of OpenMP.
 sanitizers=address,undefined
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-has_sanitizers() { # sanitizers (default: the two above)
+has_sanitizers() { # name, sanitizers: or skips
     echo 'int main(void) { return 0; }' >"$scratch/probe.c"
-    cc -fsanitize="${1-$sanitizers}" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null \
-        && "$scratch/probe" >/dev/null 2>&1
+    cc -fsanitize="$2" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1 \
+        || ! skip "$1: the compiler of this machine does not support -fsanitize=$2"
 }
 
 # Compares the dry run of nvcc's program with the emulated one's, except for cuDNN's workspace and the device. Without
@@ -172,12 +175,7 @@ ranks() {
 sources() {
     run_pytest tests build tests/{rooms,variants}_test.py
     [ "$tier" -ne 2 ] || return 0
-    if dev/format/format.sh --check >"$scratch/format" 2>&1; then
-        pass "all sources are formatted"
-    else
-        cat "$scratch/format"
-        fail "all sources are formatted"
-    fi
+    check "all sources are formatted" dev/format/format.sh --check
     dev/lines.py
 }
 double() {
@@ -191,10 +189,7 @@ vectors() {
         && run_tests build/narrow test_operations
 }
 sanitized() {
-    if ! has_sanitizers; then
-        skip "sanitizers: the compiler of this machine does not support them"
-        return
-    fi
+    has_sanitizers sanitizers $sanitizers || return
     local program programs=("${test_programs[@]}")
     tests_of_tier=()
     [ "$tier" -lt 3 ] || programs+=(train_diffv2 predict_diffv2 text_to_shards faulty_diffv2 single_diffv2)
@@ -211,10 +206,7 @@ sanitized() {
 # Threads do not spin, since there may be more of them than cores.
 avx2() {
     local three=$scratch/three_cores.so program
-    if ! grep -qw avx2 /proc/cpuinfo; then
-        skip "AVX2: the CPU does not have it"
-        return
-    fi
+    grep -qw avx2 /proc/cpuinfo || ! skip "AVX2: the CPU does not have it" || return
     export DNNL_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive
     build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 \
         build/avx2/{train_diffv2,predict_diffv2,text_to_shards,faulty_diffv2} \
@@ -226,8 +218,8 @@ avx2() {
 }
 
 cuda=${CUDA:-/usr/local/cuda}
-has_cuda_headers() { [ -e "$cuda/include/cuda_runtime.h" ]; }
-has_nvcc() { [ -x "${NVCC:-$cuda/bin/nvcc}" ]; }
+# Skips what requires a file of the toolkit that does not exist: name, file
+has() { [ -e "$2" ] || ! skip "$1: no $2 (CUDA=DIRECTORY specifies another directory)"; }
 oncpu() { # name, build directory, variables of make, "-", programs...: builds them
     local name=$1 directory=$2/oncpu variables=("BUILD=$2")
     shift 2
@@ -236,11 +228,7 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds t
         shift
     done
     shift
-    if ! has_cuda_headers; then
-        skip "$name: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
-        return 1
-    fi
-    build "$name" "${variables[@]}" "${@/#/$directory/}"
+    has "$name" "$cuda/include/cuda_runtime.h" && build "$name" "${variables[@]}" "${@/#/$directory/}"
 }
 # The tests of an emulated program, and what the second tier and --all test of the emulation itself.
 run_oncpu() { # build directory
@@ -256,12 +244,7 @@ run_oncpu() { # build directory
 emulation=(test_trainer)
 [ "$tier" -eq 1 ] || emulation+=(planted_bugs)
 oncpu_sanitized() { # name, sanitizers, build directory, programs...
-    if has_sanitizers "$2"; then
-        oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
-    else
-        skip "$1: the compiler of this machine does not support -fsanitize=$2"
-        return 1
-    fi
+    has_sanitizers "$1" "$2" && oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
 }
 cuda() {
     oncpu "CUDA" build - "${emulation[@]}" single_diffv2 && run_oncpu build
@@ -281,10 +264,8 @@ cuda_threads() { # one thread: the barriers of OpenMP are not instrumented
     run "operations" build/tsan/oncpu/test_trainer --operations
 }
 cuda_tools() {
-    if ! has_cuda_headers; then
-        skip "CUDA tools: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
-    elif build "CUDA tools" build/{train_diffv2,predict_diffv2,text_to_shards} \
-        build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
+    if has "CUDA tools" "$cuda/include/cuda_runtime.h" && build "CUDA tools" \
+        build/{{train,predict}_diffv2,text_to_shards,oncpu/{bench_cuda,test_diffv2,test_trainer}} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         ! in_turn 0 || run_script tests/gpu_check_test.sh
         if in_turn 1; then
@@ -295,12 +276,7 @@ cuda_tools() {
 }
 
 check_registers() { # build directories
-    if dev/registers.py "${@/%//train_diffv2.cu.o.ptxas}" >"$scratch/registers"; then
-        pass "nvcc: no kernel exceeds its limits of registers, stack and shared memory"
-    else
-        cat "$scratch/registers"
-        fail "nvcc: kernels exceed their limits of registers, stack or shared memory"
-    fi
+    check "nvcc: no kernel exceeds its limits" dev/registers.py "${@/%//train_diffv2.cu.o.ptxas}"
 }
 
 # Runs the operations of an architecture.
@@ -313,35 +289,22 @@ compiled_ptx_of() {
 }
 compiled_ptx() {
     local arch
-    if ! has_nvcc; then
-        skip "compiled PTX: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
-        return
-    fi
-    for arch in 80 89 90 90a 100 120; do
-        compiled_ptx_of $arch
-    done
+    has "compiled PTX" "${NVCC:-$cuda/bin/nvcc}" || return
+    for arch in 80 89 90 90a 100 120; do compiled_ptx_of $arch; done
     build "small kernels in PTX" build/ptx/sm_90a/planted90a && run_pytest tests build dev/emulator/ptx
 }
 
 nvcc_one() { # one architecture and precision per revision
-    local archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
+    local archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated=build
     arch=${archs[$(turn) % 5]} precision=${precisions[$(turn) / 5 % 2]}
-    emulated=build
     [ "$precision" = bf16 ] || emulated=build/fp32
     build "the emulated trainer, $precision" BUILD=$emulated PRECISION="$precision" $emulated/oncpu/test_trainer \
         && build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \
             build/nvcc/train_diffv2cu || return
-    if compare_dry_runs $emulated/oncpu/test_trainer; then
-        pass "nvcc: the program starts without a GPU, and its dry run equals the emulated program's"
-    else
-        fail "nvcc: the dry runs of build/nvcc/train_diffv2cu and $emulated/oncpu/test_trainer differ"
-    fi
+    check "nvcc: the program starts without a GPU, and its dry run equals the emulated program's" \
+        compare_dry_runs $emulated/oncpu/test_trainer
     check_registers build/nvcc
-    if help_without_ranks; then
-        pass "nvcc: --help requires neither a GPU nor other ranks"
-    else
-        fail "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
-    fi
+    check "nvcc: --help requires neither a GPU nor other ranks" help_without_ranks
 }
 cudnn_plans() { # for devices that are not in this machine
     local plans=build/cudnn_plans
@@ -354,10 +317,7 @@ cudnn_plans() { # for devices that are not in this machine
 }
 compile_cuda() {
     run_script tests/build_test.sh
-    if ! has_nvcc; then
-        skip "nvcc: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
-        return
-    fi
+    has nvcc "${NVCC:-$cuda/bin/nvcc}" || return
     # cuDNN's frontend is a header-only Python package
     scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
         || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
