@@ -28,16 +28,10 @@ pin() { # directory, further options...
         echo "$pins"
     } >"$directory/requirements.txt"
 }
-pin data
-pin data/gpt2_ranks --no-deps
-pin scripts/lab
-pin scripts/cuda_python --no-deps
-pin scripts/export
-pin dev/format --no-deps
-pin tests
+for directory in data scripts/{lab,export} tests; do pin "$directory"; done
+for directory in data/gpt2_ranks scripts/cuda_python dev/format; do pin "$directory" --no-deps; done
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
     nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
     nvidia-{cuda-cccl,cuda-cupti,cuda-nvrtc,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
 python=3.11 pin dev/reference "${absent[@]/#/--no-emit-package=}"
-python=3.11 pin dev/reference/previous --no-deps
-python=3.11 pin dev/reference/oldest --no-deps
+for directory in dev/reference/{previous,oldest}; do python=3.11 pin "$directory" --no-deps; done
