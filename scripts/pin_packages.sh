@@ -29,7 +29,7 @@ pin() { # directory, further options...
     } >"$directory/requirements.txt"
 }
 for directory in data scripts/{lab,export} tests; do pin "$directory"; done
-for directory in data/gpt2_ranks scripts/cuda_python dev/format; do pin "$directory" --no-deps; done
+for directory in data/gpt2_ranks scripts/cuda_python dev/{format,sass}; do pin "$directory" --no-deps; done
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
     nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
     nvidia-{cuda-cccl,cuda-cupti,cuda-nvrtc,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})

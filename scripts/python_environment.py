@@ -27,6 +27,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "export": ("scripts/export/requirements.txt", ("tensorboard", "wandb")),
     "export-tests": ("scripts/export/requirements.txt", ()),
     "format": ("dev/format/requirements.txt", ()),
+    "sass": ("dev/sass/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-previous": ("dev/reference/previous/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),

@@ -1,4 +1,4 @@
-"""rooms.py finds planted violations, and none in this checkout; no ring is above its limit in lines.py."""
+"""rooms.py finds planted violations, and none in this checkout; no ring is above its limit; atomics of registers.py."""
 
 import pathlib
 import re
@@ -9,6 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev"))
 import lines
+import registers
 import rooms
 
 CONTRACT = "llmc/ops/rows/operations.h"
@@ -164,6 +165,14 @@ def test_a_ring_above_its_limit_is_reported():
     assert not lines.above(at_limit)
     found = lines.above(at_limit | {"ring 2": {"a": lines.LIMITS["ring 2"], "b": 1}})
     assert len(found) == 1 and found[0].startswith("ring 2 has ")
+
+
+def test_atomics_of_device_memory_whose_result_nothing_reads_are_counted():
+    add, fields = "ATOMG.E.ADD.F32.FTZ.RN.STRONG.GPU PT", "desc[UR4][R2.64], R7 ;"
+    code = [f"{add}, RZ, {fields}", f"@P0 ATOM.E.ADD.STRONG.GPU P0, RZ, {fields}", f"{add}, R4, {fields}"]
+    code += [f"REDG.E.ADD.STRONG.GPU {fields}", "ATOMS.ADD RZ, [R4], R3 ;", f"ATOMG.E.CAS.STRONG.GPU PT, RZ, {fields}"]
+    text = ["arch = sm_90", "arch = sm_90a", "\t\tFunction : a", *(f"  /*0070*/  {c}  /* 0x7 */" for c in code)]
+    assert registers.unread([*text, "arch = sm_100", "\t\tFunction : a"]) == {("a", 90): 2, ("a", 100): 0}
 
 
 @pytest.mark.slow
