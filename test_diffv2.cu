@@ -41,6 +41,8 @@ static const Check collectives_check = {"collectives of one rank", check_collect
 static const Case cuda_cases[] = {
     {&embedding_order_check, {1500, 46, 24}, 0, "fp32 sums in the order of the rows, more and fewer than a warp"},
     {&embedding_order_check, {700, 3, 40}, 0, "rows of several warps, two blocks of columns"},
+    {&gemm_batch_check, {24, 16, 40, 3}, 0, "three products in one call"},
+    {&gemm_batch_check, {9, 7, 33, 4}, 1, "four, unaligned"},
 #ifdef CUDA_ON_CPU
     {&gemm_split_check, {256, 4}, 0, "the sum over K may be divided"},
     {&gemm_split_check, {200, 1}, 0, "a remainder of K would be left out"},

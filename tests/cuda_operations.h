@@ -25,14 +25,14 @@ static void check_embedding_order(const Case *c) {
 }
 static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
-// C = A B, or C +=, in double.
-static void gemm_reference(GemmShape s, Operand &C, const Operand &A, const Operand &B) {
-    auto at = [](const Operand &t, bool transposed, int row, int column, int ld) {
-        return t.twin[transposed ? product(column, ld) + (size_t)row : product(row, ld) + (size_t)column];
+// C = A B, or C +=, in double; first: of each, the first element.
+static void gemm_reference(GemmShape s, Operand &C, const Operand &A, const Operand &B, size_t first = 0) {
+    auto at = [=](const Operand &t, bool transposed, int row, int column, int ld) {
+        return t.twin[first + (transposed ? product(column, ld) + (size_t)row : product(row, ld) + (size_t)column)];
     };
     for (int m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++) {
-            double sum = 0, &to = C.twin[product(m, s.ldc) + (size_t)n];
+            double sum = 0, &to = C.twin[first + product(m, s.ldc) + (size_t)n];
             for (int k = 0; k < s.K; k++) sum += at(A, s.transpose_a, m, k, s.lda) * at(B, s.transpose_b, k, n, s.ldb);
             to = sum + (s.add ? to : 0);
         }
@@ -58,6 +58,27 @@ static void check_gemm_plain(const Case *c) {
     }
 }
 static const Check gemm_plain_check = {"gemm_plain", check_gemm_plain, "M N K gap"};
+
+// Several products in one call; one that is not aligned may be refused. Gaps of C stay as before. n: M N K, products
+static void check_gemm_batch(const Case *c) {
+    for (int way = 0; way < 16; way++) {
+        GemmShape s = {(way & 1) != 0, (way & 2) != 0, (way & 4) != 0, (way & 8) != 0, c->n[0], c->n[1], c->n[2], 0, 0,
+                       c->n[1]};
+        s.lda = s.transpose_a ? s.M : s.K, s.ldb = s.transpose_b ? s.K : s.N;
+        const size_t count = (size_t)c->n[3], most = product(max_int(s.M, s.N), max_int(min_int(s.M, s.N), s.K)),
+                     apart = round_up(most, 128) + 128;
+        Operands o(c->shift);
+        o.integers = 3; // sums are exact
+        Operand &A = o.in("A", count * apart), &B = o.in("B", count * apart),
+                &C = s.fp32_out ? o.updated_fp32("C", count * apart) : o.updated("C", count * apart);
+        if (way == 13) setenv("CUDA_ON_CPU_GEMM", "aligned", 1); // once: the library's refusal is a warning
+        o.run(0, [&] { gemm_batch(s, count, apart, C.at(), A.x(), B.x()); });
+        unsetenv("CUDA_ON_CPU_GEMM");
+        for (size_t i = 0; i < count; i++) gemm_reference(s, C, A, B, i * apart);
+        o.expect(C, {0, 0});
+    }
+}
+static const Check gemm_batch_check = {"gemm_batch", check_gemm_batch, "M N K products"};
 
 #ifdef CUDA_ON_CPU
 // A library that divides sums over K where it can, and drops a remainder. n: K, parts of the sum

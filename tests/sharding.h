@@ -87,6 +87,41 @@ static void test_padding_of_gradients(void) {
             }
 }
 
+// The groups that Muon orthogonalizes together contain each of its matrices once, at its place, on one rank, and are
+// the same for all numbers of ranks. FE 13: 26 rows are padded to 32, so only the two matrices of an expert are joined.
+static void test_groups_of_muon(void) {
+    static const struct {
+        int E, FE, C, groups; // of the experts
+    } cases[] = {{5, 16, 24, 2}, {5, 13, 24, 5 + 1}, {128, 768, 2048, 256 / 8 + 128 / 8}, {3, 3072, 4096, 9}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int ranks = 1; ranks <= 16; ranks *= 4) {
+            ModelConfig c = expert_config(2, "diff_v2");
+            c.E = cases[i].E, c.FE = cases[i].FE, c.C = cases[i].C, c.shared = 0;
+            int groups[2] = {0, 0}; // of layer 1, without and with experts
+            Model m;
+            model_plan(&m, &c, 1, c.T, FOR_TRAINING, RECOMPUTE_NOTHING,
+                       (RunRanks){0, ranks, ranks, 1, OPTIMIZER_NORMUON});
+            for (int k = 0, next; k < m.plan.tensors.count; k = next) {
+                const Tensor *t = &m.plan.tensors.tensors[k];
+                const MuonMatrices of = muon_matrices(t);
+                next = k + of.count;
+                EXPECT(of.count == 1 || (size_t)of.count * t->count <= MUON_TOGETHER, "%d matrices", of.count);
+                if (!t->muon || t->layer != 1) continue;
+                groups[t->row->per_expert]++;
+                for (int n = 0; n < of.count; n++) {
+                    const Tensor *u = t + n;
+                    EXPECT(u->muon && u->layer == 1 && u->owner == t->owner && (int)u->shape[0] == of.rows &&
+                               (int)u->shape[1] == of.columns && u->offset == t->offset + n * of.apart &&
+                               u->moment2_at[1] == t->moment2_at[1] + n * u->rows,
+                           "%d ranks: %s is not matrix %d of %s", ranks, u->name, n, t->name);
+                }
+            }
+            EXPECT(groups[0] == 4 && groups[1] == cases[i].groups, "%d ranks: %d groups, %d of experts", ranks,
+                   groups[0], groups[1]);
+            plan_free(&m.plan);
+        }
+}
+
 static void test_rollback_condition(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
@@ -157,5 +192,6 @@ static const Test sharding_tests[] = {
     {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
     {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
     {"with --zero 2 no gradient of a group remains in the padding of another", test_padding_of_gradients},
+    {"Muon's groups of experts have each matrix once, and do not depend on the ranks", test_groups_of_muon},
     {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };

@@ -33,7 +33,8 @@ static inline void gemm_describe(GemmHandles *h, const GemmProblem *p) {
     const GemmShape s = p->shape;
     int a_columns = s.transpose_a ? s.M : s.K, b_columns = s.transpose_b ? s.K : s.N;
     CHECK(gemm_library_started, "gemm: a product before gemm_library_start");
-    CHECK(s.M > 0 && s.N > 0 && s.K > 0 && s.lda >= a_columns && s.ldb >= b_columns && s.ldc >= s.N,
+    CHECK(s.M > 0 && s.N > 0 && s.K > 0 && s.lda >= a_columns && s.ldb >= b_columns && s.ldc >= s.N && p->count > 0 &&
+              p->apart % 128 == 0,
           "gemm: a product of %d x %d x %d with row strides %d, %d, %d is not possible", s.M, s.N, s.K, s.lda, s.ldb,
           s.ldc);
     h->problem = *p, h->scales[0] = h->scales[1] = NULL;
@@ -157,13 +158,19 @@ static inline void gemm_multiply(const GemmHandles *h, const GemmProblem *p, con
           "gemm: a product in FP8 without its scales");
     CHECK(!gemm_mode_is("fails"), "cuBLASLt failed: the GPU program failed to execute (planted)");
     CHECK(gemm_accepts(h, p, algorithm), "gemm: this is no algorithm");
-    size_t bytes = gemm_extent(s.M, s.N, s.ldc) * (s.fp32_out ? sizeof(float) : sizeof(floatX));
+    const size_t out = s.fp32_out ? sizeof(float) : sizeof(floatX), count = p->count, apart = p->apart;
+    size_t bytes = gemm_extent(s.M, s.N, s.ldc) * out;
     CHECK(!gemm_overlap(C, bytes, x.A, gemm_extent(a_rows, a_columns, s.lda) * in) &&
-              !gemm_overlap(C, bytes, x.B, gemm_extent(b_rows, b_columns, s.ldb) * in),
-          "gemm: the output overlaps an operand");
+              !gemm_overlap(C, bytes, x.B, gemm_extent(b_rows, b_columns, s.ldb) * in) &&
+              (count == 1 || apart * out >= bytes),
+          "gemm: the output overlaps an operand, or the next output");
     cuda_on_cpu::on_stream(main_stream, "gemm", [=] {
         memset(workspace, 0xFF, 4096); // nobody else keeps anything there
         memset((char *)workspace + GEMM_WORKSPACE_BYTES - 4096, 0xFF, 4096);
-        gemm_run(s, parts, C, x);
+        GemmOperands of = x;
+        for (size_t i = 0; i < count; i++) {
+            of.A = (const char *)x.A + i * apart * in, of.B = (const char *)x.B + i * apart * in;
+            gemm_run(s, parts, (char *)C + i * apart * out, of);
+        }
     });
 }

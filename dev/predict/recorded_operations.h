@@ -469,17 +469,18 @@ static inline void muon_update(floatX *params, real *master, const grad_t *step,
                                double weight_decay) {
     record_rows(CLASS_UPDATE, __func__, 1, muon_update_bytes(count, master != NULL));
 }
-static inline size_t muon_workspace_bytes(int rows, int columns) { return muon_gpu_workspace_bytes(rows, columns); }
-static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2) {
+static inline size_t muon_workspace_bytes(MuonMatrices m) { return muon_gpu_workspace_bytes(m); }
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, MuonMatrices m, double beta2) {
     const Prediction *p = recorded.p;
-    int k = min_int(rows, columns), n = max_int(rows, columns);
-    size_t x_bytes = (size_t)k * n * sizeof(floatX), a_bytes = (size_t)k * k * sizeof(floatX);
-    double step = gemm_ms(p, k, k, n, (double)(x_bytes + a_bytes), gemm_rate(p, n, k, false)) +
-                  gemm_ms(p, k, k, k, (double)(3 * a_bytes), gemm_rate(p, k, k, false)) +
-                  gemm_ms(p, k, n, k, (double)(2 * x_bytes + a_bytes), gemm_rate(p, k, n, false));
-    double others = (double)(3 * MUON_STEPS * a_bytes + 3 * x_bytes + (size_t)k * n * FP32_BYTES);
-    record(CLASS_MUON, __func__, MUON_STEPS * 4 + 4, muon_flops(rows, columns),
-           (double)muon_orthogonalize_bytes(rows, columns), MUON_STEPS * step + memory_ms(p, others));
+    const int k = min_int(m.rows, m.columns), n = max_int(m.rows, m.columns), all = m.count * k; // rows of all products
+    size_t x_bytes = (size_t)all * n * sizeof(floatX), a_bytes = (size_t)all * k * sizeof(floatX);
+    double step = gemm_ms(p, all, k, n, (double)(x_bytes + a_bytes), gemm_rate(p, n, k, false)) +
+                  gemm_ms(p, all, k, k, (double)(3 * a_bytes), gemm_rate(p, k, k, false)) +
+                  gemm_ms(p, all, n, k, (double)(2 * x_bytes + a_bytes), gemm_rate(p, k, n, false));
+    double others = (double)(3 * MUON_STEPS * a_bytes + 3 * x_bytes + (size_t)all * n * FP32_BYTES);
+    record(CLASS_MUON, __func__, MUON_STEPS * 4 + 4, m.count * muon_flops(m.rows, m.columns),
+           (double)m.count * (double)muon_orthogonalize_bytes(m.rows, m.columns),
+           MUON_STEPS * step + memory_ms(p, others));
 }
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     record_rows(CLASS_UPDATE, __func__, 2, sum_of_squares_bytes(count));

@@ -2,6 +2,7 @@
 gemm.cuh: matrix products.
 
   gemm(shape, C, A, B)     C = op(A) op(B), or C += op(A) op(B);  op(A) is M x K, op(B) K x N, C M x N, all row-major
+  gemm_batch(shape, count, apart, C, A, B)   `count` such products, of matrices that are `apart` elements apart
   gemm_fp8(shape, C, operands)   gemm of operands in FP8, multiplied by their scales
 
   types      A and B floatX, or FP8; C floatX, or fp32 with shape.fp32_out
@@ -60,14 +61,6 @@ static inline unsigned gemm_alignment(const void *p) {
     return alignment;
 }
 
-static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b) {
-    const GemmShape *s = &a->shape, *t = &b->shape;
-    return s->transpose_a == t->transpose_a && s->transpose_b == t->transpose_b && s->add == t->add &&
-           s->fp32_out == t->fp32_out && s->M == t->M && s->N == t->N && s->K == t->K && s->lda == t->lda &&
-           s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->types, b->types, sizeof(a->types)) == 0 &&
-           memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
-}
-
 static inline void gemm_choose(GemmPlan *plan) {
     const GemmProblem *p = &plan->problem;
     const GemmShape *s = &p->shape;
@@ -86,11 +79,12 @@ static inline void gemm_choose(GemmPlan *plan) {
     else plan->algorithm = found[safe];
 }
 
-static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *x) {
-    GemmProblem problem = {
-        shape, {x->types[0], x->types[1]}, {gemm_alignment(x->A), gemm_alignment(x->B), gemm_alignment(C)}};
+static inline GemmPlan *gemm_plan(GemmShape shape, size_t count, size_t apart, void *C, const GemmOperands *x) {
+    const unsigned alignment[] = {gemm_alignment(x->A), gemm_alignment(x->B), gemm_alignment(C)};
+    const GemmProblem problem = {
+        shape, {x->types[0], x->types[1]}, {alignment[0], alignment[1], alignment[2]}, count, apart};
     for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++)
-        if (gemm_same_problem(&gemm_state.plans[i].problem, &problem)) return &gemm_state.plans[i];
+        if (memcmp(&gemm_state.plans[i].problem, &problem, sizeof(problem)) == 0) return &gemm_state.plans[i];
     GemmPlan *plan = &gemm_state.plans[gemm_state.count % GEMM_PLANS];
     if (gemm_state.count++ >= GEMM_PLANS) gemm_forget(&plan->handles);
     if (gemm_state.count == 2 * GEMM_PLANS) gemm_state.count = GEMM_PLANS;
@@ -101,23 +95,27 @@ static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *
     return plan;
 }
 
-static inline void gemm_of(GemmShape shape, void *C, const GemmOperands *x) {
+static inline void gemm_of(GemmShape shape, size_t count, size_t apart, void *C, const GemmOperands *x) {
     CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", shape.M, shape.N, shape.K);
-    GemmPlan *plan = gemm_plan(shape, C, x);
-    if (plan->refused) {
-        gemm_plain(shape, C, (const floatX *)x->A, (const floatX *)x->B);
-        return;
-    }
+    GemmPlan *plan = gemm_plan(shape, count, apart, C, x);
+    const size_t out = shape.fp32_out ? sizeof(float) : sizeof(floatX);
+    for (size_t i = 0; i < count && plan->refused; i++)
+        gemm_plain(shape, (char *)C + i * apart * out, (const floatX *)x->A + i * apart,
+                   (const floatX *)x->B + i * apart);
+    if (plan->refused) return;
     gemm_set_scales(&plan->handles, x);
     gemm_multiply(&plan->handles, &plan->problem, &plan->algorithm, C, x, gemm_state.workspace);
 }
 
-static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+static inline void gemm_batch(GemmShape shape, size_t count, size_t apart, void *C, const floatX *A, const floatX *B) {
     const GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}};
-    gemm_of(shape, C, &operands);
+    gemm_of(shape, count, apart, C, &operands);
+}
+static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+    gemm_batch(shape, 1, 0, C, A, B);
 }
 
 static inline void gemm_fp8(GemmShape shape, void *C, GemmOperands operands) {
     assert(operands.types[0] != OPERAND_STORED && operands.types[1] != OPERAND_STORED);
-    gemm_of(shape, C, &operands);
+    gemm_of(shape, 1, 0, C, &operands);
 }

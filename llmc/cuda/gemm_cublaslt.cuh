@@ -47,6 +47,13 @@ static inline void gemm_describe(GemmHandles *h, const GemmProblem *p) {
     CUBLAS_CHECK(
         cublasLtMatrixLayoutCreate(&h->a, types[p->types[0]], s.transpose_a ? M : K, s.transpose_a ? K : M, s.lda));
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&h->c, s.fp32_out ? CUDA_R_32F : stored, N, M, s.ldc));
+    const int32_t count = (int32_t)p->count;
+    const int64_t apart = (int64_t)p->apart;
+    for (auto to : {h->a, h->b, h->c}) {
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+        CUBLAS_CHECK(
+            cublasLtMatrixLayoutSetAttribute(to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof(apart)));
+    }
 }
 
 static inline void gemm_set_scales(const GemmHandles *h, const GemmOperands *x) {

@@ -35,7 +35,9 @@ typedef struct {
     GemmShape shape;
     OperandType types[2];  // types of A and B
     unsigned alignment[3]; // bytes, of A, B and C: powers of two
+    size_t count, apart;   // products, and the elements from one A, B and C to the next: a multiple of 128
 } GemmProblem;
+static_assert(sizeof(GemmProblem) == 4 * sizeof(bool) + 11 * sizeof(int) + 2 * sizeof(size_t), "padding is compared");
 static inline bool gemm_in_fp8(const GemmProblem *p) { return p->types[0] != OPERAND_STORED; }
 
 typedef struct {

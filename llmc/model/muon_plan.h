@@ -4,40 +4,45 @@ muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), and the ran
   momentum   all tensors have it, where AdamW has its first moments, with the same sharding
   moment2     moments of AdamW's tensors, without gaps for Muon's tensors, then for NorMuon one number for each row, on
              every rank; the numbers of a matrix are valid on its owner
-  owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
+  together   Matrices of experts are orthogonalized together: many small products take the time of their launches.
+             The groups, and so the bits, do not depend on the number of ranks
+  owner      The groups of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
 */
 #pragma once
 #include "plan.h"
 
-typedef struct {
-    double flops;
-    int tensor;
-} MuonWork;
-static inline int compare_muon_work(const void *a, const void *b) {
-    const MuonWork *x = (const MuonWork *)a, *y = (const MuonWork *)b;
-    if (x->flops != y->flops) return x->flops < y->flops ? 1 : -1;
-    return x->tensor - y->tensor;
+// The group of matrices that begins at tensor t: neighbours of one shape at equal distances.
+enum { MUON_TOGETHER = 12 << 20 }; // elements, with up to 96 MiB of workspace on a GPU; a larger matrix is alone
+static inline MuonMatrices muon_matrices(const Tensor *t) {
+    MuonMatrices m = {(int)t->shape[0], (int)t->shape[1], 1, 0};
+    while (t->row->per_expert && (size_t)(m.count + 1) * t->count <= MUON_TOGETHER) {
+        const Tensor *u = t + m.count; // tensors of no expert end the list
+        if (!u->row->per_expert || memcmp(u->shape, t->shape, sizeof(t->shape)) != 0) break;
+        if (m.count == 1) m.apart = u->offset - t->offset;
+        if (u->offset - t->offset != m.count * m.apart) break;
+        m.count++;
+    }
+    return m;
 }
 
-// Assigns the matrices among the tensors of a layer, tensors[first] .. tensors[end-1].
-static inline void muon_assign(ModelPlan *plan, int first, int end) {
-    const int ranks = plan->sharding.ranks;
+// Assigns the groups among the tensors of a layer, tensors[0] .. tensors[count-1].
+static inline void muon_assign(Tensor *tensors, int count, int ranks) {
     double *load = (double *)checked_calloc(ranks, sizeof(double));
-    MuonWork *work = (MuonWork *)checked_calloc(end - first, sizeof(MuonWork));
-    int count = 0;
-    for (int i = first; i < end; i++) {
-        const Tensor *t = &plan->tensors.tensors[i];
-        if (t->muon) work[count++] = (MuonWork){muon_flops((int)t->shape[0], (int)t->shape[1]), i};
-    }
-    qsort(work, count, sizeof(MuonWork), compare_muon_work);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) tensors[i].owner = -1;
+    for (;;) {
+        Tensor *largest = NULL;
+        double most = 0;
+        for (Tensor *t = tensors; t < tensors + count; t += muon_matrices(t).count) {
+            double flops = muon_matrices(t).count * muon_flops((int)t->shape[0], (int)t->shape[1]);
+            if (t->muon && t->owner < 0 && flops > most) most = flops, largest = t;
+        }
+        if (!largest) break;
         int rank = 0;
         for (int r = 1; r < ranks; r++)
             if (load[r] < load[rank]) rank = r;
-        plan->tensors.tensors[work[i].tensor].owner = rank;
-        load[rank] += work[i].flops;
+        load[rank] += most;
+        for (Tensor *t = largest + muon_matrices(largest).count - 1; t >= largest; t--) t->owner = rank;
     }
-    free(work);
     free(load);
 }
 
@@ -67,7 +72,7 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     }
     for (int i = 0, end; i < list->count; i = end) {
         for (end = i + 1; end < list->count && list->tensors[end].layer == list->tensors[i].layer;) end++;
-        muon_assign(plan, i, end);
+        muon_assign(&list->tensors[i], end - i, sharding->ranks);
     }
     tensors_join(list, &plan->config);
     sharding->moment2_count = all[1];
@@ -76,7 +81,8 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
 
 static inline size_t muon_plan_workspace_bytes(const ModelPlan *plan) {
     size_t most = 0;
-    for (const Tensor *t = plan->tensors.tensors; t < plan->tensors.tensors + plan->tensors.count; t++)
-        if (t->muon) most = max_size(most, muon_workspace_bytes((int)t->shape[0], (int)t->shape[1]));
+    for (const Tensor *t = plan->tensors.tensors; t < plan->tensors.tensors + plan->tensors.count;
+         t += muon_matrices(t).count)
+        if (t->muon) most = max_size(most, muon_workspace_bytes(muon_matrices(t)));
     return most;
 }

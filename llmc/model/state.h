@@ -330,7 +330,8 @@ static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
         const Tensor *t = &plan->tensors.tensors[i];
         if (t->layer != l || !t->muon || t->owner != sharding->rank) continue;
         muon_orthogonalize(steps + (t->offset - begin), t->rows ? s->v + t->moment2_at[level > 0] : NULL,
-                           s->directions + (t->offset - begin), (int)t->shape[0], (int)t->shape[1], beta2);
+                           s->directions + (t->offset - begin), muon_matrices(t), beta2);
+        i += muon_matrices(t).count - 1;
     }
     for (int i = sharding->first[group]; i < sharding->first[group + 1] && sharding->ranks > 1; i++) {
         const Bucket *b = &sharding->buckets[i];

@@ -38,7 +38,7 @@ ONE_ROW = (
 # groups of 3 heads; packs of 16 bytes everywhere, one past a tile of rows; one row and five tokens, with a z-loss
 SHAPES = [ODD, EVEN, ONE_ROW]
 EXPERTS = {
-    "three of five": "--experts 5 --experts-active 3 --expert-ffn 24",
+    "three of five": "--experts 5 --experts-active 3 --expert-ffn 24 --optimizer normuon",
     "one of four": "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 --dense-layers 1",
 }
 

@@ -73,7 +73,7 @@ def test_memory_of_other_processes(even):
         "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
         "--attention diff_v1 --stats-every 1 --total-batch 78",
         "--matmul-dtype fp8 --val-data data.bin --val-steps 1",
-        "--optimizer normuon",
+        "--optimizer normuon --experts 5 --experts-active 3 --expert-ffn 24",
     ],
 )
 def test_dry_run_memory(odd, options):

@@ -7,8 +7,9 @@ torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
 #include "../../llmc/checkpoint/safetensors.h"
 
 static void muon_run(real *out, real *second, const real *x, int rows, int columns) {
-    if (ops_workspace.bytes < muon_workspace_bytes(rows, columns)) ops_init(muon_workspace_bytes(rows, columns));
-    muon_orthogonalize(out, second, x, rows, columns, 0.95);
+    const MuonMatrices one = {rows, columns, 1, 0};
+    if (ops_workspace.bytes < muon_workspace_bytes(one)) ops_init(muon_workspace_bytes(one));
+    muon_orthogonalize(out, second, x, one, 0.95);
 }
 
 // 1 x n and n x 1 become a unit vector times the band; zeros stay zeros; a matrix of rank 1 keeps its rank.

@@ -76,15 +76,19 @@ static OpCost muon_direction_cost(const OpCase *c, bool backward) {
     return op_cost(muon_direction_bytes((size_t)c->d[0]), 0, 0);
 }
 
-// --- muon_orthogonalize: step, v in place; the direction ---
+// --- muon_orthogonalize: step, v in place; the direction. A row of the views is a matrix, and a gap follows it ---
 
+static MuonMatrices muon_matrices_of(const OpCase *c) {
+    return (MuonMatrices){c->d[0], c->d[1], max_int(1, c->d[3]), product(c->d[0], c->d[1]) + 7};
+}
 static void muon_orthogonalize_setup(OpCase *c) {
-    const int rows = c->d[0], columns = c->d[1];
-    op_rows(&c->x[0], "step", rows, columns, columns);
-    if (c->d[2]) op_rows(&c->x[1], "second", 1, rows, rows);
-    op_rows(&c->x[2], "direction", rows, columns, columns);
-    op_rows(&c->y[0], "step", rows, columns, columns);
-    if (c->d[2]) op_rows(&c->y[1], "second", 1, rows, rows);
+    const MuonMatrices m = muon_matrices_of(c);
+    const int rows = m.rows, columns = m.columns, size = rows * columns, apart = (int)m.apart;
+    op_rows(&c->x[0], "step", m.count, size, apart);
+    if (c->d[2]) op_rows(&c->x[1], "second", m.count, rows, rows);
+    op_rows(&c->x[2], "direction", m.count, size, apart);
+    op_rows(&c->y[0], "step", m.count, size, apart);
+    if (c->d[2]) op_rows(&c->y[1], "second", m.count, rows, rows);
     c->x[0].type = c->x[1].type = c->y[0].type = c->y[1].type = FP32;
     c->x[1].low = 0.5 / columns, c->x[1].high = 2.0 / columns;
     c->in_place = 2;
@@ -96,14 +100,14 @@ static void muon_orthogonalize_setup(OpCase *c) {
     c->y[0].rounded_terms = k > 1 ? 12 : 2; // of elements whose root mean square is 0.2: rounded in 15 products
     c->y[1].rounded_terms = 1.0 / columns;
 }
-static void muon_orthogonalize_reference(OpCase *c) {
+static void muon_orthogonalize_reference_of(OpCase *c, size_t matrix) {
     const int m = c->d[0], n = c->d[1];
-    const size_t size = product(m, n);
+    const size_t size = product(m, n), first = matrix * muon_matrices_of(c).apart, first_row = matrix * (size_t)m;
     double *X = (double *)checked_calloc(2 * size + 2 * product(m, m), sizeof(double)), *next = X + size,
            *A = next + size, *P = A + product(m, m);
     double norm = 0, factor = 0.2 * sqrt(max_int(m, n));
     for (size_t e = 0; e < size; e++) {
-        X[e] = c->x[2].ref[e];
+        X[e] = c->x[2].ref[first + e];
         norm += X[e] * X[e];
     }
     for (size_t e = 0; e < size; e++) X[e] /= fmax(sqrt(norm), 1e-7);
@@ -126,24 +130,28 @@ static void muon_orthogonalize_reference(OpCase *c) {
         memcpy(X, next, size * sizeof(double));
     }
     for (int a = 0; a < m && c->d[2]; a++) { // NorMuon
-        double mean = 0, *v = &c->y[1].ref[a];
+        double mean = 0, *v = &c->y[1].ref[first_row + a];
         for (int k = 0; k < n; k++) mean += X[a * n + k] * X[a * n + k] / n;
-        *v = 0.95 * c->x[1].ref[a] + 0.05 * mean;
+        *v = 0.95 * c->x[1].ref[first_row + a] + 0.05 * mean;
         for (int k = 0; k < n; k++) X[a * n + k] /= sqrt(*v) + 1e-10;
     }
     norm = 0;
     for (size_t e = 0; e < size; e++) norm += X[e] * X[e];
     if (c->d[2]) factor = 0.2 * sqrt((double)size) / fmax(sqrt(norm), 1e-7);
-    for (size_t e = 0; e < size; e++) c->y[0].ref[e] = factor * X[e];
+    for (size_t e = 0; e < size; e++) c->y[0].ref[first + e] = factor * X[e];
     free(X);
 }
+static void muon_orthogonalize_reference(OpCase *c) {
+    for (int i = 0; i < muon_matrices_of(c).count; i++) muon_orthogonalize_reference_of(c, (size_t)i);
+}
 static void muon_orthogonalize_call(const OpCase *c) {
-    muon_orthogonalize((grad_t *)c->y[0].data, c->d[2] ? OP_STAT(1) : NULL, OP_X(2), c->d[0], c->d[1], 0.95);
+    muon_orthogonalize((grad_t *)c->y[0].data, c->d[2] ? OP_STAT(1) : NULL, OP_X(2), muon_matrices_of(c), 0.95);
 }
 static OpCost muon_orthogonalize_cost(const OpCase *c, bool backward) {
     (void)backward;
-    return op_cost(muon_orthogonalize_bytes(c->d[0], c->d[1]), muon_flops(c->d[0], c->d[1]),
-                   muon_workspace_bytes(c->d[0], c->d[1]));
+    const MuonMatrices m = muon_matrices_of(c);
+    return op_cost((size_t)m.count * muon_orthogonalize_bytes(m.rows, m.columns),
+                   m.count * muon_flops(m.rows, m.columns), muon_workspace_bytes(m));
 }
 
 // --- muon_update: params, master or none in place; the step (count) ---
@@ -181,7 +189,7 @@ static OpCost muon_update_cost(const OpCase *c, bool backward) {
 static const OpKind optimizer_kinds[] = {
     {OP_ADAMW, "adamw_update", "rows width master step numbers", OP_FORWARD(adamw), adamw_cost},
     {OP_MUON_DIRECTION, "muon_direction", "count", OP_FORWARD(muon_direction), muon_direction_cost},
-    {OP_MUON_ORTHOGONALIZE, "muon_orthogonalize", "rows columns normuon", OP_FORWARD(muon_orthogonalize),
+    {OP_MUON_ORTHOGONALIZE, "muon_orthogonalize", "rows columns normuon matrices", OP_FORWARD(muon_orthogonalize),
      muon_orthogonalize_cost},
     {OP_MUON_UPDATE, "muon_update", "count master", OP_FORWARD(muon_update), muon_update_cost},
 };
@@ -205,6 +213,8 @@ static const OpRow optimizer_cases[] = {
     {OP_MUON_ORTHOGONALIZE, {16, 72, 0}, BOTH, "wide"},
     {OP_MUON_ORTHOGONALIZE, {91, 17, 1}, BOTH, "tall, nothing aligned; NorMuon"},
     {OP_MUON_ORTHOGONALIZE, {300, 40, 1}, BOTH, "more rows than threads of a block"},
+    {OP_MUON_ORTHOGONALIZE, {24, 50, 0, 5}, BOTH, "five matrices together, wide"},
+    {OP_MUON_ORTHOGONALIZE, {33, 20, 1, 3}, BOTH, "three matrices together, tall; NorMuon"},
 
     {OP_MUON_UPDATE, {1, 0}, BOTH, "a single element"},
     {OP_MUON_UPDATE, {2603, 0}, BOTH, "packs and a remainder of 3"},

@@ -35,10 +35,10 @@ static inline void muon_direction(floatX *direction, real *m, const grad_t *grad
     fault_point(FAULT_MOMENT, m, count);
 }
 
-// X, the next X, A, P, and the sums of squares of the rows.
-static inline size_t muon_workspace_bytes(int rows, int columns) {
-    size_t k = (size_t)min_int(rows, columns);
-    return (2 * (size_t)rows * (size_t)columns + 2 * k * k) * sizeof(real) + (size_t)rows * sizeof(double);
+// X, the next X, A, P, and the sums of squares of the rows, of one matrix.
+static inline size_t muon_workspace_bytes(MuonMatrices m) {
+    size_t k = (size_t)min_int(m.rows, m.columns);
+    return (2 * (size_t)m.rows * (size_t)m.columns + 2 * k * k) * sizeof(real) + (size_t)m.rows * sizeof(double);
 }
 
 static inline void muon_row_squares(double *squares, const real *x, int rows, int columns) {
@@ -95,11 +95,10 @@ static inline double muon_normalize(double *squares, real *row_v, int rows, int 
     return 0.2 * sqrt((double)rows * columns) / fmax(sqrt(total), 1e-7);
 }
 
-static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2) {
+static inline void muon_orthogonalize_one(grad_t *out, real *row_v, const floatX *x, MuonMatrices m, double beta2) {
+    const int rows = m.rows, columns = m.columns, k = min_int(rows, columns);
     const size_t size = (size_t)rows * (size_t)columns;
-    const int k = min_int(rows, columns);
-    real *X = ops_workspace_take(muon_workspace_bytes(rows, columns)), *next = X + size, *A = next + size,
-         *P = A + (size_t)k * k;
+    real *X = ops_workspace_take(muon_workspace_bytes(m)), *next = X + size, *A = next + size, *P = A + (size_t)k * k;
     double *squares = (double *)(void *)(P + (size_t)k * k), total = 0;
     muon_row_squares(squares, x, rows, columns);
     for (int r = 0; r < rows; r++) total += squares[r];
@@ -115,6 +114,11 @@ static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x,
         factor = muon_normalize(squares, row_v, rows, columns, beta2);
     }
     muon_copy_rows(out, X, rows, columns, factor, row_v ? squares : NULL);
+}
+
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, MuonMatrices m, double beta2) {
+    for (int i = 0; i < m.count; i++)
+        muon_orthogonalize_one(out + i * m.apart, row_v ? row_v + (size_t)i * m.rows : NULL, x + i * m.apart, m, beta2);
 }
 
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,

@@ -45,9 +45,13 @@ static inline void muon_direction(floatX *direction, real *m, const grad_t *grad
                                   double momentum);
 // out = 0.2 sqrt(max(rows,columns)) O with O = orthogonal(x). NorMuon (row_v != NULL) updates one number per row,
 // row_v = beta2 row_v + (1-beta2) (mean square of the row of O), divides each row of O by sqrt(row_v), and scales O
-// back to its previous norm. x, out (rows,columns); row_v (rows); NULL: Muon
-static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, int rows, int columns, double beta2);
-static inline size_t muon_workspace_bytes(int rows, int columns);
+// back to its previous norm. x, out (rows,columns), `count` times; row_v (count,rows); NULL: Muon
+typedef struct {
+    int rows, columns, count;
+    size_t apart; // elements from one matrix to the next of x and out
+} MuonMatrices;
+static inline void muon_orthogonalize(grad_t *out, real *row_v, const floatX *x, MuonMatrices m, double beta2);
+static inline size_t muon_workspace_bytes(MuonMatrices m);
 // w = (1 - lr weight_decay) w - lr step                                                            all (count)
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
                                double weight_decay);
@@ -71,10 +75,12 @@ static inline size_t muon_orthogonalize_bytes(int rows, int columns) {
 }
 // Row strides of X and of A in the workspace: packs of 16 bytes, whatever the shape.
 static inline int muon_ld(int columns) { return (int)round_up((size_t)columns, 8); }
-// X twice, A twice, then per row its sum of squares, and a factor.
-static inline size_t muon_gpu_workspace_bytes(int rows, int columns) {
-    size_t k = (size_t)min_int(rows, columns);
-    size_t x = (size_t)rows * (size_t)muon_ld(columns), a = k * (size_t)muon_ld((int)k);
-    return 2 * (round_up(x, 64) + round_up(a, 64)) * FLOATX_BYTES + ((size_t)rows + 1) * FP32_BYTES;
+// Per matrix X twice, A twice, then per row its sum of squares, and a factor.
+enum { MUON_ALIGN = 128 }; // elements
+static inline size_t muon_gpu_workspace_bytes(MuonMatrices m) {
+    size_t k = (size_t)min_int(m.rows, m.columns);
+    size_t x = (size_t)m.rows * (size_t)muon_ld(m.columns), a = k * (size_t)muon_ld((int)k);
+    size_t elements = 2 * (round_up(x, MUON_ALIGN) + round_up(a, MUON_ALIGN));
+    return (size_t)m.count * (elements * FLOATX_BYTES + ((size_t)m.rows + 1) * FP32_BYTES);
 }
 #endif
