@@ -228,7 +228,7 @@ extern "C" void cudnn_attention_free(CudnnPlan *plan) {
     delete plan;
 }
 
-extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, size_t size) {
+static bool valid(const CudnnAttention *a, char *why, size_t size) {
     const CudnnStrides strides[] = {a->q, a->k, a->v, a->out, a->dq, a->dk, a->dv};
     int widths[2] = {256, 256}, widest = a->D > a->DV ? a->D : a->DV;
     const char *given = getenv("CUDA_ON_CPU_CUDNN");
@@ -252,9 +252,7 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     *workspace_bytes = 0;
     asked++;
     if (!is_open) cuda_on_cpu::fail("cuDNN is asked for a plan before it is opened");
-    if (fails("plan", why, size) || (a->window && fails("window", why, size)) ||
-        !cudnn_attention_valid(a, 80, why, size))
-        return NULL;
+    if (fails("plan", why, size) || (a->window && fails("window", why, size)) || !valid(a, why, size)) return NULL;
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
     const char *each = getenv("CUDA_ON_CPU_CUDNN_FORWARD");
     if (a->documents) *workspace_bytes = 16384 + 64 * (size_t)a->B;

@@ -211,16 +211,6 @@ extern "C" int cudnn_attention_capability(void) {
     return known ? 10 * major + minor : 0;
 }
 
-extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size) {
-    auto check = [&] {
-        Graph graph;
-        graph.set_sm_version(capability);
-        describe(graph, *a);
-        return good(graph.validate(), "not a graph", why, size);
-    };
-    return guarded(check, why, size);
-}
-
 static bool build(CudnnPlan *plan, const CudnnAttention &a, size_t *workspace_bytes, char *why, size_t size) {
     Graph &graph = plan->graph;
     int64_t bytes = 0;

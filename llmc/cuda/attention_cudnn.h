@@ -91,10 +91,6 @@ void cudnn_attention_free(CudnnPlan *plan);
 bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
                          size_t size);
 
-// Whether the frontend accepts the description for a device of compute capability `capability` (90 is 9.0). Requires no
-// device.
-bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size);
-
 #ifdef __cplusplus
 }
 #endif
