@@ -1,19 +1,15 @@
 /*
 environment.h: environment variables that libraries read.
 
-Some libraries read a variable in a constructor of their shared object, before main and before any constructor of the
-program, and offer no function that sets the value later. environment_reexecute() sets these variables and executes the
-program again, once.
+  GOMP_SPINCOUNT   how long a thread of GCC's OpenMP spins before it sleeps. The default, some milliseconds, delays the
+                   threads it waits for when other processes use the cores: with one busy process, a small step takes
+                   10 times as long. 3000 is about 30 us. The library reads it in a constructor of its shared object,
+                   before main and before any constructor of the program, and offers no function that sets it later:
+                   environment_reexecute() sets it and executes the program again, once.
 
-  GOMP_SPINCOUNT      how long a thread of GCC's OpenMP spins before it sleeps. The default, some milliseconds, delays
-                      the threads it waits for when other processes use the cores: with one busy process, a small step
-                      takes 10 times as long. 3000 is about 30 us.
-  KMP_BLOCKTIME       the spin time of LLVM's OpenMP, in milliseconds; a program compiled by clang has both libraries
-  OPENBLAS_CORETYPE   kernels of OpenBLAS, which may select AVX2 on a CPU that is newer than the library (matmul.h)
-
-Variables that the user has set are not changed, and the program is not executed again when nothing is to be set. It
-cannot execute itself without /proc, under valgrind (which it would leave), and when it was started through the dynamic
-loader (which would be executed instead). It then continues unchanged.
+If the user has set this variable or OMP_WAIT_POLICY, the program is not executed again. It cannot execute itself
+without /proc, under valgrind (which it would leave), and when it was started through the dynamic loader (which would be
+executed instead). It then continues unchanged.
 
 Variables that silently change the numerics of matrix products are refused, or recorded in run.json and compared between
 ranks: library_variables. Names: cuBLAS documentation, "Floating Point Emulation"; CUDA and cuDNN documentation
@@ -22,35 +18,9 @@ Control".
 */
 #pragma once
 #include "../base/json.h"
-#include "../experts/all_operations.h"
 #include <strings.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern void kmp_set_blocktime(int milliseconds) __attribute__((weak)); // absent from GCC's OpenMP
-#ifdef __cplusplus
-}
-#endif
-
-typedef struct {
-    const char *name, *value;
-    bool (*wanted)(void);
-    const char *cost; // what continuing without it costs
-} EnvironmentVariable;
-
-static inline bool gcc_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL; }
-static inline bool llvm_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL && kmp_set_blocktime != NULL; }
-
-static const EnvironmentVariable environment_variables[] = {
-    {"GOMP_SPINCOUNT", "3000", gcc_threads_spin, "steps are slow when other processes use the cores"},
-    {"KMP_BLOCKTIME", "0", llvm_threads_spin, "steps are slow when other processes use the cores"},
-    {"OPENBLAS_CORETYPE", "SkylakeX", matmul_wants_wide_kernels,
-     "OpenBLAS uses AVX2 kernels on a CPU with AVX-512, at about half speed"},
-};
-enum { ENVIRONMENT_VARIABLE_COUNT = sizeof(environment_variables) / sizeof(environment_variables[0]) };
 
 typedef struct {
     const char *name;
@@ -97,23 +67,15 @@ static inline void environment_name_process(const char *program) {
     if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // after a failure only the name is wrong
 }
 
-// Called first in main, with the arguments of the process. Executes the program again if a variable is missing. Returns
-// in the process that has the variables, or with a warning when it cannot execute itself.
+// Called first in main, with the arguments of the process. Returns in the process that has the variable, or with a
+// warning when it cannot execute itself.
 static inline void environment_reexecute(char **argv) {
-    bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;
     environment_name_process(argv[0]);
-    if (!environment_can_reexecute()) return;
-    for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++) {
-        const EnvironmentVariable *v = &environment_variables[i];
-        missing[i] = getenv(v->name) == NULL && v->wanted();
-        if (missing[i]) CHECK(setenv(v->name, v->value, 1) == 0, "out of memory for the environment");
-        any = any || missing[i];
-    }
-    if (!any) return;
+    if (!environment_can_reexecute() || getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    CHECK(setenv("GOMP_SPINCOUNT", "3000", 1) == 0, "out of memory for the environment");
     execv("/proc/self/exe", argv);
-    for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++)
-        if (missing[i])
-            warn("%s; the program cannot execute itself with another environment (%s): set %s=%s before the start",
-                 environment_variables[i].cost, strerror(errno), environment_variables[i].name,
-                 environment_variables[i].value);
+    warn(
+        "steps are slow when other processes use the cores; the program cannot execute itself with another environment "
+        "(%s): set GOMP_SPINCOUNT=3000 before the start",
+        strerror(errno));
 }

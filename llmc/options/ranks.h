@@ -9,6 +9,7 @@ All ranks call them together. With one rank they do nothing.
 */
 #pragma once
 #include "../comm/comm.h"
+#include "../experts/all_operations.h"
 #include "environment.h"
 #include "../base/files.h"
 #include "options.h"

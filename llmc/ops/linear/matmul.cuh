@@ -32,8 +32,6 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2;
 
-static inline bool matmul_wants_wide_kernels(void) { return false; }
-
 // Pseudorandom numbers between -1 and 1, repeated in each stretch.
 static inline void matmul_fill(floatX *to, size_t count) {
     enum { STRETCH = 1 << 18 };

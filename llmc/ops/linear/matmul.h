@@ -9,7 +9,7 @@ matmul.h: a linear layer without bias, by a GEMM library.
   flops     2 N IC OC forward, twice that backward
   library   oneDNN for fp32 if the build has it (ONEDNN), since it is faster on the products of training (dev/BENCH.md);
             CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may select AVX2 kernels on a CPU that is newer than
-            its release, although AVX-512 kernels are twice as fast; environment.h then selects the right kernels.
+            its release, although AVX-512 kernels are twice as fast: OPENBLAS_CORETYPE=SkylakeX selects them
 */
 #pragma once
 #include "operations.h"
@@ -112,22 +112,6 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
                                    int N, int IC, int OC, int ldy, bool add) {
     gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);         // dx = dy weight
     gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, add ? 1 : 0, dweight, IC); // dweight = dy^T x
-}
-
-// Whether the library needs OPENBLAS_CORETYPE to use AVX-512.
-static inline bool matmul_wants_wide_kernels(void) {
-#if defined(__x86_64__)
-    const char *wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
-    if (matmul_by_onednn || openblas_get_corename == NULL) return false;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
-        !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
-        return false;
-    for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++)
-        if (strcmp(openblas_get_corename(), wide[i]) == 0) return false;
-    return true;
-#else
-    return false;
-#endif
 }
 
 static const bool matmul_has_choice = true; // --matmul-dtype chooses the type of the operands
