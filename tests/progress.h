@@ -28,14 +28,14 @@ static void test_progress_width(void) {
            "'%s'", whole);
 }
 
-static void test_recent_steps(void) {
-    RecentSteps r = {{0}, 0};
-    EXPECT(recent_steps_mean(&r, 2) == 2 && recent_steps_mean(&r, 4) == 3, "the mean of two steps");
-    for (int i = 0; i < RECENT_STEPS - 1; i++) recent_steps_mean(&r, 8);
-    EXPECT(recent_steps_mean(&r, 8) == 8, "the first two steps are among the last %d", RECENT_STEPS);
+static void test_recent_mean(void) {
+    double mean = recent_mean(recent_mean(0, 1, 2), 2, 4);
+    EXPECT(mean == 3, "the mean of two steps is %g", mean);
+    for (int64_t count = 1000; count < 1500; count++) mean = recent_mean(mean, count, 8);
+    EXPECT(mean > 7.9, "after 500 steps of 8 seconds the mean is %g", mean);
 }
 
 static const Test progress_tests[] = {
-    {"the time left is by the last steps alone", test_recent_steps},
+    {"the time left follows the speed of the last steps", test_recent_mean},
     {"a line of progress is narrower than the terminal", test_progress_width},
 };

@@ -40,20 +40,10 @@ static inline void format_duration(char *out, size_t size, double seconds) {
     else snprintf(out, size, "%lldd%02lldh", s / 86400, s % 86400 / 3600);
 }
 
-// The last steps, by which the time left is estimated: a run may become slower or faster.
-enum { RECENT_STEPS = 100 };
-typedef struct {
-    double seconds[RECENT_STEPS]; // step n at n % RECENT_STEPS
-    int64_t count;
-} RecentSteps;
-
-// Adds a step. Returns the mean of the last RECENT_STEPS, or of all if there are fewer.
-static inline double recent_steps_mean(RecentSteps *r, double seconds) {
-    r->seconds[r->count++ % RECENT_STEPS] = seconds;
-    int count = r->count < RECENT_STEPS ? (int)r->count : RECENT_STEPS;
-    double sum = 0;
-    for (int i = 0; i < count; i++) sum += r->seconds[i];
-    return sum / count;
+// Adds step number `count` to the mean time of a step, by which the time left is estimated: of all steps up to the
+// 100th, then an exponential mean, since a run may become slower or faster.
+static inline double recent_mean(double mean, int64_t count, double seconds) {
+    return mean + (seconds - mean) / (double)min_size((size_t)count, 100);
 }
 
 // 1234 -> 1.23k: three digits and a factor of 1000
