@@ -457,15 +457,6 @@ static inline ModelConfig config_json_read(const char *directory) {
     config_read_sparse(r, &c);
     c.qk_norm = config_qk_norm(r);
     config_read_parametrization(r, &c);
-    const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
-    for (int k = 0; k < 2; k++) {
-        const cJSON *item = config_item(r, dtype_keys[k]);
-        bool known = !item;
-        for (int t = 0; item && t < DTYPE_COUNT; t++)
-            known = known || (cJSON_IsString(item) && strcmp(item->valuestring, dtype_table[t].torch_name) == 0);
-        CHECK(known, "%s: %s is %s; supported are float32, bfloat16, float16 and float64", path, dtype_keys[k],
-              config_value_text(item).text);
-    }
     cJSON_Delete(object);
     Problem problem;
     CHECK(model_config_problems(&c, &problem, 1) == 0, "%s: %s", path, problem);
