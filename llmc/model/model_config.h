@@ -112,34 +112,25 @@ static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     return d;
 }
 
-// Writes the problems of an architecture to `out`, one line each, at most `limit`; returns their number.
+// Writes the problems of an architecture to `out`, one line each, at most `limit`; returns their number. V, C, L, F, T,
+// NH and NKV are at least 1, as the ranges of options and config_int require.
 typedef char Problem[256];
 static inline int model_config_problems(const ModelConfig *c, Problem *out, int limit) {
     int n = 0;
 #define PROBLEM(cond, ...) \
     if ((cond) && n < limit) FORMAT(out[n++], __VA_ARGS__)
-    PROBLEM(c->V < 1, "vocabulary must be at least 1, not %d", c->V);
-    PROBLEM(c->C < 1, "hidden size must be at least 1, not %d", c->C);
-    PROBLEM(c->L < 1, "there must be at least 1 layer, not %d", c->L);
-    PROBLEM(c->F < 1, "MLP width must be at least 1, not %d", c->F);
-    PROBLEM(c->T < 1, "sequence length must be at least 1, not %d", c->T);
-    PROBLEM(c->NH < 1, "there must be at least 1 head, not %d", c->NH);
-    PROBLEM(c->NKV < 1, "there must be at least 1 key/value head, not %d", c->NKV);
     PROBLEM(c->D < 8 || c->D > 256 || c->D % 2, "head dimension must be even and from 8 to 256, not %d", c->D);
     PROBLEM(!(c->rope_theta > 0 && isfinite(c->rope_theta)), "rope theta must be positive, not %g", c->rope_theta);
     PROBLEM(!(c->rms_norm_eps >= 0 && c->rms_norm_eps < 1), "rms_norm_eps must be in [0, 1), not %g", c->rms_norm_eps);
-    if (c->NH >= 1 && c->NKV >= 1) {
-        PROBLEM(c->NH % c->NKV, "%d heads are not a multiple of %d key/value heads", c->NH, c->NKV);
-        PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
-                "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
-                c->attention->merge, c->NH, c->NKV);
-        PROBLEM(c->attention->signals > 1 && c->NH / c->NKV % c->attention->signals,
-                "%s needs a multiple of %d heads for each key/value head, not %d heads for %d", c->attention->name,
-                c->attention->signals, c->NH, c->NKV);
-        PROBLEM(c->attention->noise == NOISE_LAST && c->NKV == 1,
-                "%s pairs heads of different key/value groups: with 1 key/value head there are none",
-                c->attention->name);
-    }
+    PROBLEM(c->NH % c->NKV, "%d heads are not a multiple of %d key/value heads", c->NH, c->NKV);
+    PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
+            "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
+            c->attention->merge, c->NH, c->NKV);
+    PROBLEM(c->attention->signals > 1 && c->NH / c->NKV % c->attention->signals,
+            "%s needs a multiple of %d heads for each key/value head, not %d heads for %d", c->attention->name,
+            c->attention->signals, c->NH, c->NKV);
+    PROBLEM(c->attention->noise == NOISE_LAST && c->NKV == 1,
+            "%s pairs heads of different key/value groups: with 1 key/value head there are none", c->attention->name);
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
