@@ -3,10 +3,9 @@
 # compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash. Prints the commands that it runs; does
 # nothing if nothing is missing. Exit status: 0 all dependencies are installed, 1 not, 2 usage.
 #
-# Usage: scripts/install_deps.sh [[--check] [--with-mpi | --with-browser | --with-fuzzer] | --with-cuda-python]
+# Usage: scripts/install_deps.sh [[--check] [--with-mpi | --with-fuzzer] | --with-cuda-python]
 #   --check             only prints what is missing
 #   --with-mpi          also OpenMPI, for runs of several processes
-#   --with-browser      also Chromium and its chromedriver, for the tests of the pages of scripts/lab
 #   --with-fuzzer       also clang with libFuzzer and omp.h, for dev/fuzz
 #   --with-cuda-python  also the missing dependencies of the CUDA build: NVIDIA's Python packages, into build/python.
 #                       The cuDNN frontend has a few MB; cuDNN, NCCL, NVRTC or a whole toolkit have gigabytes. Fails
@@ -18,11 +17,10 @@ fail() {
     exit "${2:-1}"
 }
 
-check_only=no with_browser=no with_fuzzer=no with_mpi=no with_cuda=no
+check_only=no with_fuzzer=no with_mpi=no with_cuda=no
 [ "${1-}" != --check ] || { check_only=yes && shift; }
 case "$#:${1-}:$check_only" in
 0::*) ;;
-1:--with-browser:*) with_browser=yes ;;
 1:--with-fuzzer:*) with_fuzzer=yes ;;
 1:--with-mpi:*) with_mpi=yes ;;
 1:--with-cuda-python:no) with_cuda=yes ;;
@@ -57,10 +55,6 @@ find_missing() {
     has_library libxxhash || missing+=(xxhash)
     if [ "$with_mpi" = yes ]; then has_library ompi-c || has_library ompi || missing+=(openmpi); fi
     if [ "$with_mpi" = yes ]; then has_program mpirun || missing+=(mpirun); fi
-    if [ "$with_browser" = yes ]; then
-        has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium)
-        has_program chromedriver || missing+=(chromedriver)
-    fi
     if [ "$with_fuzzer" = yes ]; then
         has_program clang || missing+=(clang)
         echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
@@ -84,7 +78,6 @@ package_of() { # manager word
     apt-get:xxhash) echo libxxhash-dev ;;
     apt-get:openmpi) echo libopenmpi-dev ;;
     apt-get:mpirun) echo openmpi-bin ;;
-    apt-get:chromedriver) echo chromium-driver ;;
     apt-get:compiler-rt) echo libclang-rt-dev ;;
     apt-get:openmp) echo libomp-dev ;;
     apt-get:libc-dev) echo libc6-dev ;;
@@ -96,7 +89,6 @@ package_of() { # manager word
     pacman:g++) echo gcc ;;
     pacman:pkg-config) echo pkgconf ;;
     pacman:mpirun) echo openmpi ;;
-    pacman:chromedriver) echo chromium ;;
     *) echo "$2" ;;
     esac
 }

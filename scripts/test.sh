@@ -18,7 +18,7 @@
 #   runs             the commands of README.md, help, errors and dry runs (tests/golden), conversions, recipes, exports
 #                    of runs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library
-#   lab              plans, runs and reports of scripts/lab; its page in Chromium
+#   lab              plans, runs and reports of scripts/lab
 # Since the second tier, where at one revision the sanitizers run, at another the Hub:
 #   double           the C operations and models with REAL=double, and finite differences of the whole model
 #   vectors          the C operations for the oldest x86-64, with vectors of 4 floats
@@ -367,13 +367,7 @@ hub() {
     TRAIN_DIFFV2=build/train_diffv2 run newest.py "$python" dev/reference/newest.py
 }
 lab() {
-    local options=()
-    if [ "$tier" -gt 1 ] && ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
-        skip "lab: the page in a browser: $(tail -n 1 "$scratch/browser")"
-        options=(-k "not browser")
-    fi
-    build "the trainer" build/{train_diffv2,predict_diffv2,text_to_shards} \
-        && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
+    build "the trainer" build/{train_diffv2,predict_diffv2,text_to_shards} && run_pytest tests build scripts/lab
 }
 fuzzing() {
     local halves=("config index prompts safetensors" "shards state tokenizer") targets=() seconds=20

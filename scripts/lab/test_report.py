@@ -1,12 +1,12 @@
 """test_report.py: tests of reports and saved files, on constructed runs with known numbers."""
 
+import base64
 import html
 import json
 import math
 import random
 import re
 import shutil
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -171,8 +171,9 @@ def test_the_report_has_the_known_numbers(tmp_path):
     has(text, "Made up &lt;&amp;&gt;", "on CPU: 1 threads on 2 cores of h; other load")
     figures = re.findall(r"!\[.*?\]\((.*?)\)", said)
     assert figures[:3] == ["p-loss.svg", "p-training.svg", "p-rates.svg"] and len(figures) == 10, figures
-    assert all((lab / "report" / name).read_text().startswith("<?xml") for name in figures)
-    assert text.count("data:image/svg+xml;base64,") == 10 and "<script" not in text and "<svg" not in text
+    drawn = [(lab / "report" / name).read_text() for name in figures]
+    assert all(svg.startswith("<?xml") for svg in drawn) and "<script" not in text and "<svg" not in text
+    assert [base64.b64decode(s).decode() for s in re.findall(r'"data:image/svg\+xml;base64,(.*?)"', text)] == drawn
     again = reported(tmp_path / "again", lab)  # the same bytes
     assert again == page
     for name in ("report.html", "report.md", *figures):
@@ -630,49 +631,3 @@ def test_the_pages_follow_from_the_saved_runs(tmp_path):
         same = path.read_text() == saved.text_of(studies.load([path])[0])
         assert same, f"{path} is another: python3 scripts/lab save {path} {path} writes it"
         assert len(found["summary"]) == 3
-
-
-# ---- the page
-
-
-@pytest.mark.full
-def test_the_page_fits_a_browser_and_its_table_has_the_results(tmp_path):
-    from selenium import webdriver
-
-    lab, out = made_lab(tmp_path), tmp_path / "out"
-    named = lab.rename(tmp_path / "<!--<script>alert(1)")
-    rewrite(named / "lab.json", lambda found: found.update(question="<!--<script>", arms={"diff_v2": {"label": "<b>"}}))
-    r = reported(out, named)["studies"][0]
-    options = webdriver.ChromeOptions()
-    options.binary_location = next(p for name in ("chromium", "google-chrome") if (p := shutil.which(name)))
-    for word in ("headless=new", "no-sandbox", "disable-gpu"):
-        options.add_argument(f"--{word}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        for width in (1280, 400):
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            driver.get(f"file://{out}/report.html")
-            time.sleep(0.2)
-            page = "document.documentElement"
-            assert driver.execute_script(f"return {page}.scrollWidth <= {page}.clientWidth"), f"wider than {width}"
-        rows = driver.execute_script(
-            "return [...document.querySelector('table').rows].map(r => [...r.cells].map(c => c.innerText))"
-        )
-        loaded = driver.execute_script(
-            "return [...document.images].map(i => i.naturalWidth > 0 && i.naturalHeight > 0)"
-        )
-        scripts = driver.execute_script("return [document.scripts.length, document.body.innerText]")
-        assert len(loaded) == 10 and all(loaded) and not driver.get_log("browser"), loaded
-    finally:
-        driver.quit()
-    assert scripts[0] == 0 and "<!--<script>" in scripts[1]
-    form = lambda e, sign: "{:{s}.4f} [{:{s}.4f}, {:{s}.4f}]".format(
-        e["mean"], e["mean"] - e["half"], e["mean"] + e["half"], s=sign
-    )
-    for shown, row in zip(rows[1:], r["arms"], strict=True):
-        wanted = [row["label"], f"{row['rate']:g}", form(row["loss"], ""), str(row["loss"]["n"])]
-        wanted += [form(row["difference"], "+") if row["difference"] else "reference"]
-        assert shown[:5] == wanted and shown[8:] == ["1,000", "6k", "5k"], (shown, wanted)
-    assert [row["label"] for row in r["arms"]] == ["baseline", "<b>"]
