@@ -41,25 +41,6 @@ def trained(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
-def test_random_weights(trained):
-    """weights that are random by mistake are refused or reported, and so are options of samples that change nothing"""
-    for mode in ("--generate 2", "--eval --val-data x", "--dump-grads x"):
-        result = run_trainer("--out", trained, mode, "--train-data x")
-        result.one_line(
-            USAGE, f"{mode.split()[0]} with --out requires --resume, for the weights of that run, or --init"
-        )
-    result = run_trainer("--out", trained, "--lr x --top-k -1 --generate 2")  # with the other mistakes
-    assert result.status == USAGE and result.err.count("\n") == 3 and "--generate with --out requires" in result.err
-    words = "--generate: the weights are random; --out DIR --resume or --init DIR loads trained weights"
-    run_trainer("--vocab 256 --generate 2").one_line(DONE, words)
-    assert run_trainer("--out", trained, "--resume --generate 2").done().err == ""
-    for option in ("--prompt x", "--prompt-tokens 1", "--temperature 0.5", "--top-k 3"):
-        words = f"{option.split()[0]} has no effect without --generate or --sample-every"
-        run_trainer("--out", trained, "--resume", option).one_line(DONE, words)
-    assert run_trainer("--out", trained, "--resume --sample-every 9 --top-k 3").done().err == ""
-
-
-@pytest.mark.full
 def test_results_of_prompts(trained, tmp_path):
     """--prompts prints JSON lines in the order of the file, for every --batch-size"""
     prompts = ["The ", "every king", "a", "some poet sees ", "a", 'x"\\\t\u00e9']

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
-from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, run_ranks, train_ranks
+from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, run_ranks
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,6 @@ def test_zero_levels_of_dry_run(short):
         dry_run = ["--dry-run --ranks 2 --train-data train.bin", SMALL_OF_RANKS, tasks]
         out = run_trainer(*dry_run, cwd=short).done().out
         assert "\n  2 " in out and ("\n  3 " in out) == level
-
-
-@pytest.mark.parametrize(("ranks", "group"), [(4, 3), (4, 1), (2, 4)])
-def test_groups_refused(short, ranks, group):
-    """a --zero-group that does not divide the ranks is refused"""
-    result = train_ranks(short / "run", ranks, f"--steps 2 --batch-size 2 --zero-group {group}")
-    result.one_line(USAGE, f"--zero-group {group} does not divide the number of ranks, {ranks}: it must be a divisor")
-    assert not (short / "run" / "run.json").exists()
 
 
 # ---- memory and traffic

@@ -211,18 +211,6 @@ def test_minutes(short, ranks, options):
     resume_ranks(short / "trial", ranks, f"--steps {steps + 1}").done()
 
 
-def test_minutes_is_of_one_start(short):
-    """--minutes excludes what sets the last step or changes the time of an update, other modes, and what its result
-    contradicts"""
-    start = "--train-data train.bin --minutes"
-    for other in ("--steps 4", "--stop-after 4", "--out run --resume"):
-        run_trainer(start, 1, other, cwd=short).one_line(USAGE, "--minutes and --" + other.split("--")[-1].split()[0])
-    run_trainer(start, "1 --dry-run", cwd=short).one_line(USAGE, "--minutes is an option of training alone")
-    run_trainer(start, 0, cwd=short).one_line(USAGE, "--minutes '0' is not accepted")
-    result = run_ranks(1, start, "0.0001", SMALL_OF_RANKS.replace("--warmup 2", "--warmup 90000"), cwd=short)
-    result.one_line(USAGE, "--warmup 90000 is more than --steps 20")
-
-
 def test_signal_in_a_trial(short):
     """a signal in the trial ends it with status 3 and one line, and nothing is written"""
     with Started(*trainer(), "--train-data train.bin --minutes 5 --out run", SMALL_OF_RANKS, cwd=short) as process:

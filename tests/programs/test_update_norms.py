@@ -52,22 +52,6 @@ def test_changed_update_norms(corpus, tmp_path):
     assert np.isclose(norm(usual - small), steps[3]["update_norm"], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "change", "message"),
-    [
-        ("--optimizer normuon", "2:update-norm=1", "updates of normuon have a constant norm"),
-        ("", "2:lr@model.layers[0:5]=0", "lambda_proj.weight has 2 rows: use [A:B] with B up to 2"),
-        ("--minutes 0.01", "1000000:lr=0", ": use one of these"),
-    ],
-)
-def test_changes_that_do_not_fit(corpus, tmp_path, options, change, message):
-    """changes of a step that the run cannot make are refused in one line, and nothing is written"""
-    steps = "" if "--minutes" in options else "--steps 3"
-    result = train(corpus, tmp_path / "run", steps, options, f"--change {change}")
-    result.one_line(USAGE, message)
-    assert not (tmp_path / "run").exists()
-
-
 def test_changes_of_a_resumed_run(corpus, tmp_path):
     """a resume refuses changes of steps that are done, and warns of changes after its end"""
     run = tmp_path / "run"
