@@ -422,6 +422,42 @@ static void check_update_squares(const Case *c) {
 }
 static const Check update_squares_check = {"update_squares", check_update_squares, "count"};
 
+static __global__ void attention_order_kernel(AttentionTile *order, int rows) {
+    if (threadIdx.x == 0) order[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = attention_tile(rows);
+}
+
+// The order of blocks: each tile once, the longest of a section first. The keys and values of a section fit in the
+// cache, and use at least half of it if there are enough heads. n: B, NQ, NKV, T, rows of a tile
+static void check_attention_order(const Case *c) {
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = c->n[0], s.NQ = c->n[1], s.NKV = c->n[2], s.T = c->n[3], s.D = s.DV = 128;
+    const int rows = c->n[4], tiles = (s.T + rows - 1) / rows, heads = s.B * s.NQ, group = s.NQ / s.NKV;
+    const size_t fit = max_size(1, ATTENTION_SECTION / (product(s.T, 2 * 128) * sizeof(floatX)));
+    const dim3 grid = attention_grid(s, s.NQ, rows);
+    std::vector<AttentionTile> order(grid.x * grid.y * grid.z);
+    AttentionTile *buffer = (AttentionTile *)buffer_alloc(order.size() * sizeof(AttentionTile), "a test");
+    LAUNCH(attention_order_kernel, grid, WARP, 0, buffer, rows);
+    buffer_download(order.data(), buffer, order.size() * sizeof(AttentionTile));
+    buffer_free(buffer);
+    std::vector<int> seen(product(heads, tiles)), section_of(product(s.B, s.NKV), -1), in_section(1);
+    int before = INT_MAX;
+    for (AttentionTile at : order) {
+        if (at.t0 > before) in_section.push_back(0);
+        before = at.t0;
+        if (at.head >= heads) continue;
+        seen[product(at.head, tiles) + (size_t)(at.t0 / rows)]++;
+        int &section = section_of[(size_t)(at.head / group)], now = (int)in_section.size() - 1;
+        if (section < 0) section = now, in_section.back()++;
+        EXPECT(section == now, "head %d is in sections %d and %d", at.head, section, now);
+    }
+    EXPECT(std::count(seen.begin(), seen.end(), 1) == (ptrdiff_t)seen.size(), "a tile is not computed once");
+    const size_t most = (size_t)*std::max_element(in_section.begin(), in_section.end());
+    EXPECT(most <= fit && 2 * most > min_size(fit, product(s.B, s.NKV)), "%zu of %zu heads in a section", most, fit);
+}
+static const Check attention_order_check = {"the order of attention's blocks", check_attention_order,
+                                            "B NQ NKV T rows"};
+
 // n: B, T, output heads, signal and noise heads per block (0: one map), key sets, documents, window. Packs if 8 divides
 // T.
 static void check_attention_stats(const Case *c) {

@@ -9,7 +9,7 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
   shapes    any D and DV to 512, any strides; 16-byte packs if widths, strides and addresses allow them
   numerics  products, softmax and sums in fp32, as are P and dS; out, dq, dk, dv rounded once (with add_dv, dv + the
             sum). Sums have one order: bitwise reproducible.
-  traffic   q, out and, per tile of queries, k and v from the cache
+  traffic   q, out, k and v once from device memory (attention_grid); per tile of queries k and v from the cache
   windows   tiles of keys that no row of the block attends to are skipped, in dK and dV tiles of queries, so the time
             grows with T * window
   flops     attention_forward_flops and attention_backward_flops, and in addition the masked part of the tiles on
@@ -49,6 +49,34 @@ static __device__ inline AttentionPlace attention_place(AttentionShape s, int b,
     p.o = row * s.ldo + h * s.o_head;
     p.lse = ((size_t)b * s.NQ + h) * s.T;
     return p;
+}
+
+// The grid: (heads or pairs of a section, tiles of queries, sections). Blocks start in this order: the keys and values
+// of a section stay in the L2 cache until its last tile, so device memory is read once, not once for each tile of
+// queries.
+// each: heads, or pairs of them, of a sequence; rows: queries of a tile
+#ifdef CUDA_ON_CPU
+enum { ATTENTION_SECTION = 64 << 10 }; // tests of small shapes have several sections
+#else
+enum { ATTENTION_SECTION = 20 << 20 }; // bytes of K and V
+#endif
+static inline dim3 attention_grid(AttentionShape s, int each, int rows) {
+    const size_t bytes = (size_t)(s.query_offset + s.T) * (s.D + s.DV) * sizeof(floatX); // of a key/value head
+    const size_t heads = (size_t)s.B * s.NKV, most = max_size(1, ATTENTION_SECTION / bytes);
+    const unsigned sections = blocks_of(heads, most), section = blocks_of(heads, sections);
+    const unsigned tiles = blocks_of((size_t)s.T, (size_t)rows);
+    CHECK(tiles <= 65535, "attention: a sequence of %d tokens is too long for one launch; choose a shorter --seq-len",
+          s.T);
+    return dim3(section * (unsigned)(each / s.NKV), tiles, sections);
+}
+
+// The head, or pair, of a block among those of all sequences, and its first query, the longest rows first. The last
+// section may be smaller: blocks without a head return at once
+typedef struct {
+    int head, t0;
+} AttentionTile;
+static __device__ inline AttentionTile attention_tile(int rows) {
+    return {(int)(blockIdx.z * gridDim.x + blockIdx.x), (int)(gridDim.y - 1 - blockIdx.y) * rows};
 }
 
 // P = exp(scale S - lse), 0 if row t does not attend to the key.
@@ -96,10 +124,11 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     SHARED(float4, operands4, TILE_OPERANDS / 4);
     SHARED(float4, scores4, TILE_SCORES / 4);
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
-    int heads = s.B * s.NQ, tiles = (s.T + TILE - 1) / TILE, head = (int)blockIdx.x % heads;
-    int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE; // the longest first
-    int t = t0 + (int)threadIdx.x / 16 * 4, rows = min(TILE, s.T - t0), keys = s.query_offset + t0 + rows, low[4];
-    AttentionPlace at = attention_place(s, head / s.NQ, head % s.NQ);
+    const AttentionTile tile = attention_tile(TILE);
+    if (tile.head >= s.B * s.NQ) return;
+    const int t0 = tile.t0, t = t0 + (int)threadIdx.x / 16 * 4;
+    int rows = min(TILE, s.T - t0), keys = s.query_offset + t0 + rows, low[4];
+    AttentionPlace at = attention_place(s, tile.head / s.NQ, tile.head % s.NQ);
     float o[PIECES][4][4], max[4], sum[4], inverse[4];
     tile_clear<PIECES>(o);
     for (int r = 0; r < 4; r++) {
@@ -132,7 +161,6 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         else CALL(8);                          \
     } while (0)
 
-static inline unsigned attention_blocks(size_t heads, int T) { return blocks_of(heads * ((T + TILE - 1) / TILE), 1); }
 static inline bool attention_wide_qk(AttentionShape s, const void *q, const void *k) {
     return packed(s.D, q, k) && packed(s.ldq) && packed(s.ldkv) && packed(s.q_head) && packed(s.k_head);
 }
@@ -146,9 +174,9 @@ static inline void attention_builtin_forward(floatX *out, real *lse, const float
                                              AttentionShape s) {
     attention_check(s);
     bool wide_qk = attention_wide_qk(s, q, k), wide_v = packed(s.DV, v) && packed(s.ldkv) && packed(s.v_head);
-    unsigned blocks = attention_blocks((size_t)s.B * s.NQ, s.T);
-#define ATTENTION_FORWARD(PIECES) \
-    LAUNCH((attention_forward_kernel<PIECES>), blocks, TILE_THREADS, 0, out, lse, q, k, v, s, wide_qk, wide_v)
+#define ATTENTION_FORWARD(PIECES)                                                                                    \
+    LAUNCH((attention_forward_kernel<PIECES>), attention_grid(s, s.NQ, TILE), TILE_THREADS, 0, out, lse, q, k, v, s, \
+           wide_qk, wide_v)
     ATTENTION_PIECES(s.DV, ATTENTION_FORWARD);
 #undef ATTENTION_FORWARD
 }
@@ -183,16 +211,17 @@ static __global__ void attention_delta_kernel(int lanes, real *delta, const floa
 }
 
 template <int PIECES>
-static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(floatX *dq, AttentionBackward a) {
+static __global__ void __launch_bounds__(TILE_THREADS, PIECES <= 2 ? 2 : 1)
+    attention_dq_kernel(floatX *dq, AttentionBackward a) {
     SHARED(float4, operands4, TILE_OPERANDS / 4);
     SHARED(float4, scores4, TILE_SCORES / 4);
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
     AttentionShape s = a.shape;
-    int heads = s.B * s.NQ, tiles = (s.T + TILE - 1) / TILE, head = (int)blockIdx.x % heads;
-    int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE, rows = min(TILE, s.T - t0),
-        keys = t0 + rows; // the longest first
-    int t = t0 + (int)threadIdx.x / 16 * 4, low[4];
-    AttentionPlace at = attention_place(s, head / s.NQ, head % s.NQ);
+    const AttentionTile tile = attention_tile(TILE);
+    if (tile.head >= s.B * s.NQ) return;
+    const int t0 = tile.t0, t = t0 + (int)threadIdx.x / 16 * 4, keys = min(t0 + TILE, s.T);
+    int low[4];
+    AttentionPlace at = attention_place(s, tile.head / s.NQ, tile.head % s.NQ);
     TileRows queries = tile_rows(a.q + at.q, t0, s.T, s.ldq, s.D, a.wide_qk);
     TileRows gradients = tile_rows(a.dout + at.o, t0, s.T, s.ldo, s.DV, a.wide_o);
     float out[PIECES][4][4], lse[4], delta[4], factor[4] = {s.scale, s.scale, s.scale, s.scale};
@@ -217,7 +246,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
         tile_store_scores(scores, acc[0]);
         tile_accumulate<PIECES>(out, scores, tile_of_k, operands); // dQ = scale dS K
     }
-    tile_write<PIECES>(dq + at.q + (size_t)t0 * s.ldq, s.ldq, rows, s.D, out, factor, false);
+    tile_write<PIECES>(dq + at.q + (size_t)t0 * s.ldq, s.ldq, queries.count, s.D, out, factor, false);
 }
 
 // dK (of_k) or dV of 64 keys; rows are keys, columns are queries.
@@ -286,8 +315,9 @@ static inline bool attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     a.wide_o = packed(s.DV, dout) && packed(s.ldo) && packed(s.o_head);
     bool wide = a.wide_o && packed(0, out);
     LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * s.T * s.NQ, s.DV, delta, dout, out, s);
-    unsigned queries = attention_blocks((size_t)s.B * s.NQ, s.T), keys = attention_blocks((size_t)s.B * s.NKV, s.T);
-#define ATTENTION_DQ(PIECES) LAUNCH((attention_dq_kernel<PIECES>), queries, TILE_THREADS, 0, dq, a)
+    unsigned keys = blocks_of((size_t)s.B * s.NKV * ((s.T - 1) / TILE + 1), 1);
+#define ATTENTION_DQ(PIECES) \
+    LAUNCH((attention_dq_kernel<PIECES>), attention_grid(s, s.NQ, TILE), TILE_THREADS, 0, dq, a)
 #define ATTENTION_DK(PIECES) LAUNCH((attention_dkv_kernel<PIECES, true>), keys, TILE_THREADS, 0, dk, a, false)
 #define ATTENTION_DV(PIECES) LAUNCH((attention_dkv_kernel<PIECES, false>), keys, TILE_THREADS, 0, dv, a, add_dv)
     ATTENTION_PIECES(s.D, ATTENTION_DQ);

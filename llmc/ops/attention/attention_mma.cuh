@@ -95,11 +95,12 @@ typedef struct {
     int b, j, t0, rows, begin, end; // sequence, head or pair of heads; queries and keys
 } MmaPlace;
 template <int MAPS, int ROWS, int KEYS> static __device__ inline MmaPlace mma_place(const AttentionShape &s) {
-    int each = s.NQ / MAPS, heads = s.B * each, tiles = (s.T + ROWS - 1) / ROWS, head = (int)blockIdx.x % heads;
+    const int each = s.NQ / MAPS;
+    const AttentionTile tile = attention_tile(ROWS);
     MmaPlace p;
-    p.b = head / each;
-    p.j = head % each;
-    p.t0 = (tiles - 1 - (int)blockIdx.x / heads) * ROWS; // the longest first
+    p.b = tile.head / each;
+    p.j = tile.head % each;
+    p.t0 = tile.t0;
     p.rows = min(ROWS, s.T - p.t0);
     p.begin = attention_first_key(s, p.b, p.t0) / KEYS * KEYS;
     p.end = s.query_offset + p.t0 + p.rows;
@@ -300,6 +301,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
     MmaPlace *place = (MmaPlace *)(void *)(low + ROWS); // for the end, instead of registers
     const AttentionShape s = a.shape;
     const MmaPlace p = mma_place<MAPS, ROWS, KEYS>(s);
+    if (p.b >= s.B) return;
     const AttentionPlace at = attention_place(s, p.b, p.j * MAPS);
     const floatX *k = a.k + at.kv_k + (size_t)p.begin * s.ldkv, *v = a.v + at.kv_v + (size_t)p.begin * s.ldkv;
     if (threadIdx.x == 0) *place = p;
@@ -359,8 +361,7 @@ template <int MAPS, int D, int DV> static inline void attention_mma_launch_width
     static bool allowed; // more than 48 KiB in all
     if (!allowed) LAUNCH_ALLOW_SHARED(kernel, bytes);
     allowed = true;
-    unsigned blocks = blocks_of((size_t)a.shape.B * (a.shape.NQ / MAPS) * ((a.shape.T + rows - 1) / rows), 1);
-    LAUNCH(kernel, blocks, MMA_THREADS, bytes, a);
+    LAUNCH(kernel, attention_grid(a.shape, a.shape.NQ / MAPS, rows), MMA_THREADS, bytes, a);
 }
 
 // Whether the tensor cores compute attention of this shape.

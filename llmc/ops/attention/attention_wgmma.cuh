@@ -102,6 +102,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     WgmmaBlock *at = (WgmmaBlock *)(void *)(queries + WGMMA_TILES<D, DV>);
     const AttentionShape s = a.shape;
     const MmaPlace p = mma_place<MAPS, ROWS, KEYS>(s);
+    if (p.b >= s.B) return;
     const int tiles = (p.end - p.begin + KEYS - 1) / KEYS;
     for (int i = (int)threadIdx.x; i < ROWS; i += WGMMA_THREADS)
         at->low[i] = attention_first_key(s, p.b, min(p.t0 + i, s.T - 1));
@@ -236,8 +237,7 @@ template <int MAPS, int D, int DV> static inline bool attention_wgmma_launch_wid
     if (!starts) return false;
     if (!allowed) LAUNCH_ALLOW_SHARED(kernel, bytes);
     allowed = true;
-    unsigned blocks = blocks_of((size_t)s.B * (s.NQ / MAPS) * ((s.T + rows - 1) / rows), 1);
-    LAUNCH(kernel, blocks, WGMMA_THREADS, bytes, a,
+    LAUNCH(kernel, attention_grid(s, s.NQ / MAPS, rows), WGMMA_THREADS, bytes, a,
            tensor_map(a.q, (s.NQ - 1) * s.q_head + D, s.T, s.B, s.ldq, WGMMA_ROWS),
            tensor_map(a.k, (s.NKV - 1) * s.k_head + D, keys, s.B, s.ldkv, WGMMA_KEYS),
            tensor_map(a.v, (s.NKV - 1) * s.v_head + DV, keys, s.B, s.ldkv, WGMMA_KEYS));
