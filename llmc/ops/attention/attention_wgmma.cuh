@@ -8,7 +8,8 @@ masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its P
             the signal head, the second its noise head, whose result reaches the first in shared memory, in
             fp32. One thread copies: the queries once, then keys and values by turns in two stages
   overlap   The products with tile i's keys are issued before the products with tile i-1's values, and the softmax of
-            tile i runs during the latter. One warpgroup also multiplies while the other one computes its softmax
+            tile i runs during the latter. The warpgroups issue their products in turns, from the second tile on: one
+            multiplies while the other one computes its softmax
   widths    D and DV of 64 and 128 (not 128 and 64): whole boxes of the tensor maps. Others: attention_mma.cuh
   numerics  as in attention_mma.cuh, but a NaN in v reaches all rows of a block whose tiles it is in
   shared    Q, and two tiles of K and V, whose rows are swizzled by the copies; 2 KiB: 163 KiB at widths of 128, 83 KiB
@@ -22,15 +23,16 @@ masks and stores it shares. It has not run on a GPU: dev/emulator/ptx runs its P
               shared memory    2 (64 D + 128 D + 128 D) and 256 D, * 2 / 128     1792    896
               exponentials     128 * 128 / 16                                    1024   1024
               instructions     8 warps * about 450 / 4                            900    860
-            At 128 from 2048, if all else is hidden, to 2048 + 1024 / 2 + 250, if half of the exponentials and one
-            latency are exposed: 73 to 100% of the peak in the loop; at 64 from 1200 to 2048 + 250: 45 to 85%. With
+            At 128 a warpgroup's softmax takes 512 to 960, and in its turn the other one multiplies for 1024: from 2048,
+            if all else is hidden, to 2048 + 1024 / 2 + 250, if half of the exponentials and one latency are exposed
+            nevertheless: 73 to 100% of the peak in the loop; at 64 from 1200 to 2048 + 250: 45 to 85%. With
             causal T of 2048 the tiles have 6% more products than the rows, and the start and end of a block cost about
             one of its 8 tiles: 60 to 84% at 128. Computed, not measured; FlashAttention-3 reaches 75% without a mask
   rejected  Three warpgroups of 64 rows: 160 registers each, scores spill at 128. Tiles of 64 keys: shared memory is
             then as slow as the tensor cores. A signal and a noise head in one warpgroup: O of both is 128 registers,
-            and P would wait for products. Barriers that give the warpgroups turns, clusters with multicast, and blocks
-            that stay for several heads (FlashAttention-3): to be measured first
-  source    Shah et al. 2024, "FlashAttention-3", for the warps' roles and the order of products
+            and P would wait for products. Clusters with multicast, and blocks that stay for several heads
+            (FlashAttention-3): to be measured first
+  source    Shah et al. 2024, "FlashAttention-3", for the warps' roles, their turns and the order of products
 */
 #pragma once
 #include "../../cuda/hopper.cuh"
@@ -42,6 +44,7 @@ enum { WGMMA_KEYS = 128, WGMMA_ROWS = 64, WGMMA_THREADS = 3 * WARPGROUP }; // ke
 enum { WGMMA_STAGES = 2 };
 typedef struct {
     uint64_t queries, k_full[WGMMA_STAGES], v_full[WGMMA_STAGES], k_empty[WGMMA_STAGES], v_empty[WGMMA_STAGES];
+    uint64_t turn[2];          // a warpgroup may begin its products
     uint64_t done, noise;      // all products are computed; the noise head is in shared memory
     int low[2 * WGMMA_ROWS];   // the first key of each row
     float sums[2 * WARPGROUP]; // for wgmma_wait_after
@@ -108,6 +111,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
         at->low[i] = attention_first_key(s, p.b, min(p.t0 + i, s.T - 1));
     if (threadIdx.x == 0) {
         mbarrier_init(&at->queries, 1), mbarrier_init(&at->done, 2 * WARPGROUP), mbarrier_init(&at->noise, WARPGROUP);
+        for (int i = 0; i < 2; i++) mbarrier_init(&at->turn[i], WARPGROUP / WARP);
         for (int i = 0; i < WGMMA_STAGES; i++) {
             mbarrier_init(&at->k_full[i], 1), mbarrier_init(&at->v_full[i], 1);
             mbarrier_init(&at->k_empty[i], 2 * WARPGROUP / WARP), mbarrier_init(&at->v_empty[i], 2 * WARPGROUP / WARP);
@@ -174,9 +178,11 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
         const char *keys = stages + stage * WGMMA_STAGE<D, DV>;
         const char *values = stages + before * WGMMA_STAGE<D, DV> + KEYS * D * 2;
         mbarrier_wait(&at->k_full[stage], i / WGMMA_STAGES % 2);
-        wgmma_scores<D>(scores, group_q, keys);
         mbarrier_wait(&at->v_full[before], (i - 1) / WGMMA_STAGES % 2);
+        if (i + group > 1) mbarrier_wait(&at->turn[group], (i + group) % 2);
+        wgmma_scores<D>(scores, group_q, keys);
         wgmma_values<DV>(o, probabilities, values);
+        wgmma_release(&at->turn[1 - group]);
         wgmma_wait<1>();
         wgmma_pin(scores);
         wgmma_release(&at->k_empty[stage]);
