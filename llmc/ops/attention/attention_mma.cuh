@@ -179,10 +179,13 @@ static __device__ inline void mma_softmax(float (&scores)[KEYS / 8][4], float (&
                                           float (&sum)[2], float scale) {
     UNROLL
     for (int row = 0; row < 2; row++) {
-        float largest = max[row], total = 0;
+        float even = max[row], odd = max[row], total = 0; // two chains: half of the latency
         UNROLL
-        for (int n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
-        largest = lanes_max(largest, 4); // the row's other keys
+        for (int n = 0; n < KEYS / 8; n++) {
+            even = fmaxf(even, scores[n][2 * row]);
+            odd = fmaxf(odd, scores[n][2 * row + 1]);
+        }
+        float largest = lanes_max(fmaxf(even, odd), 4); // the row's other keys
         if (scale * (largest - max[row]) <= MMA_SLACK) largest = max[row];
         factor[row] = exp2_fast(scale * (max[row] - largest));
         max[row] = largest;
