@@ -137,6 +137,9 @@ static __device__ inline int backward_fresh(int index) {
     return index;
 }
 
+// Two adjacent numbers of a tile's rows, at an even place: one access to shared memory
+static __device__ inline float2 backward_pair(const float *numbers) { return *(const float2 *)(const void *)numbers; }
+
 // A query head, or a pair of them, and a tile of queries; its stage in shared memory
 typedef struct {
     int head, tile, slot;

@@ -136,9 +136,10 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
         const int *low = (const int *)(const void *)(numbers + Rows::LOW);
         const bool part = first + 15 > t0 || low[QUERIES - 1] > first; // a query does not attend to a key of the warp
         UNROLL
-        for (int n = 0; n < J * 4; n++) {
-            float &x = c[n / 4][n % 4];
-            x = exp2_fast(scale * x - numbers[n / 4 * 8 + lane % 4 * 2 + n % 2]);
+        for (int n = 0; n < J * 2; n++) {
+            const float2 log = backward_pair(numbers + n / 2 * 8 + lane % 4 * 2);
+            float *x = &c[n / 2][n % 2 * 2];
+            x[0] = exp2_fast(scale * x[0] - log.x), x[1] = exp2_fast(scale * x[1] - log.y);
         }
         UNROLL
         for (int n = 0; n < J * 4 && part; n++) {
@@ -152,8 +153,9 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
             const int j = n / 2, i = n % 2 * 2;
             p[n / 4][n % 4] = all[n / 4][n % 4];
             if (MAPS == 1) continue;
-            const float *factor = numbers + Rows::FACTOR + 8 * j + lane % 4 * 2, *noise = c[(j + JQ) % J];
-            p[n / 4][n % 4] = bf16_pair(c[j][i] - factor[0] * noise[i], c[j][i + 1] - factor[1] * noise[i + 1]);
+            const float2 factor = backward_pair(numbers + Rows::FACTOR + 8 * j + lane % 4 * 2);
+            const float *noise = c[(j + JQ) % J];
+            p[n / 4][n % 4] = bf16_pair(c[j][i] - factor.x * noise[i], c[j][i + 1] - factor.y * noise[i + 1]);
         }
     }
 
@@ -164,15 +166,15 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
         UNROLL
         for (int n = 0; n < J * 2; n++) {
             const int j = n / 2, i = n % 2 * 2;
-            const float *delta = numbers + Rows::DELTA + 8 * j + lane % 4 * 2;
+            const float2 delta = backward_pair(numbers + Rows::DELTA + 8 * j + lane % 4 * 2);
             float x[2] = {dp[j % JQ][i], dp[j % JQ][i + 1]};
             unsigned &pair = ds[n / 4][n % 4];
             if (j >= JQ) { // dP2 = -s dP, delta2 = -s <g,a2>
-                const float *factor = numbers + Rows::FACTOR + 8 * (j - JQ) + lane % 4 * 2;
+                const float2 factor = backward_pair(numbers + Rows::FACTOR + 8 * (j - JQ) + lane % 4 * 2);
                 pair ^= 0x80008000u; // -P2
-                x[0] *= factor[0], x[1] *= factor[1];
+                x[0] *= factor.x, x[1] *= factor.y;
             }
-            pair = bf16_pair(bf16_first(pair) * (x[0] - delta[0]), bf16_second(pair) * (x[1] - delta[1]));
+            pair = bf16_pair(bf16_first(pair) * (x[0] - delta.x), bf16_second(pair) * (x[1] - delta.y));
         }
         const int row = key + lane % 16;
         UNROLL
