@@ -157,6 +157,8 @@ redux.sync.max.u32              r=rr            reduce(WarpOp::reduce_max, a, b,
 atom.global.max.u32             r=@r            atomicMax((u32 *)global<4>(a, S), b)
 atom.global.add.u32             r=@r            atomicAdd((u32 *)global<4>(a, S), b)
 atom.global.add.f32             f=@f            atomicAdd((float *)global<4>(a, S), b)
+red.relaxed.gpu.global.add.f32  @f              atomicAdd((float *)global<4>(a, S), b)
+red.relaxed.gpu.global.add.u32  @r              atomicAdd((u32 *)global<4>(a, S), b)
 red.relaxed.gpu.global.add.v4.f32               @[ffff]         add_vector(a, b, S)
 membar.gl fence.acq_rel.gpu     -               __threadfence()
 atom.shared.add.u32             r=@r            atomicAdd((u32 *)shared<4>(a, S), b)

@@ -116,6 +116,24 @@ static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwa
 // ---------------------------------------------------------------------------------------------------
 // The order of sums
 
+// *to += x. Of atomicAdd nvcc 13.0 makes an instruction that returns the sum on sm_90 and later, though nobody reads it
+static __device__ inline void backward_add_to(float *to, float x) {
+#if defined(CUDA_ON_CPU) || __CUDA_ARCH__ < 900
+    atomicAdd(to, x);
+#else
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+#endif
+}
+// A block has added to a tile of dQ. All threads' sums come before: __syncthreads or the like
+static __device__ inline void backward_added(unsigned *counter) {
+    __threadfence();
+#ifdef CUDA_ON_CPU
+    atomicAdd(counter, 1u);
+#else
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+#endif
+}
+
 static __device__ inline unsigned backward_count(unsigned *counter) { return atomicAdd(counter, 0u); }
 // seen: what was read before, so that its latency has passed
 static __device__ inline void backward_wait(unsigned *counter, unsigned seen, unsigned wanted) {
@@ -180,6 +198,11 @@ template <int KEYS, int MAPS> struct BackwardWalk {
     }
     __device__ size_t place(BackwardStep s) const { // place of the step's counters, sums and numbers
         return ((size_t)b * (a.shape.NQ / MAPS) + s.head) * a.tiles + s.tile;
+    }
+    // computed again where it is used, instead of two registers in between
+    __device__ unsigned *counter(BackwardStep s) const {
+        s.tile = backward_fresh(s.tile);
+        return a.counters + place(s);
     }
     // Whether the first query, and so maybe others, attend to these keys or earlier ones
     __device__ bool attends(BackwardStep s) const {

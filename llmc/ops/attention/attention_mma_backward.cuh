@@ -16,8 +16,8 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
             dQ. Blocks take tiles of keys from a ticket, for each key/value head from the last to the first, so that a
             block waits only for blocks that run. Blocks that start together do not wait: each walks from its diagonal
             upwards, and comes to a tile of queries one step after the block of the next keys.
-  add       by atomicAdd, whose result is not used: no register waits for device memory. The counters order the sums of
-            an element, so the result has the same bits in every run.
+  add       by atomic instructions without a result: no register waits for device memory. The counters order the sums
+            of an element, so the result has the same bits in every run.
   numerics  products exact, sums fp32; exponentials in base 2; P and dS are rounded to bf16 as operands, and dS is
             computed from the rounded P; dq, dk, dv rounded once, after the rotation
   rope      For queries and keys of 64 and 128 the kernel also computes rope_backward, on fp32 sums in registers: a
@@ -283,10 +283,10 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
         float *sum = a.sums + place(step) * (ROWS * D) + threadIdx.x;
         if (!is_last) {
             UNROLL
-            for (int n = 0; n < 8 * N; n++, sum += BACKWARD_THREADS) {
-                if (is_first) *sum = c[n / 4 / N][n / 4 % N][n % 4];
-                else atomicAdd(sum, c[n / 4 / N][n / 4 % N][n % 4]);
-            }
+            for (int n = 0; n < 8 * N && is_first; n++, sum += BACKWARD_THREADS) *sum = c[n / 4 / N][n / 4 % N][n % 4];
+            UNROLL
+            for (int n = 0; n < 8 * N && !is_first; n++, sum += BACKWARD_THREADS)
+                backward_add_to(sum, c[n / 4 / N][n / 4 % N][n % 4]);
             return;
         }
         UNROLL
@@ -376,9 +376,10 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
     __syncthreads();
     for (; step.head < head_end; step = next) {
         next = at.next(step);
-        unsigned *counter = a.counters + at.place(step);
+        unsigned *const kept = a.counters + at.place(step);
+        const auto counter = [&] { return MAPS == 2 ? kept : at.counter(step); }; // so that fewer registers spill
         const unsigned before = at.before(step);
-        const unsigned seen = thread == 0 && before ? backward_count(counter) : 0;
+        const unsigned seen = thread == 0 && before ? backward_count(counter()) : 0;
         const bool is_last = at.is_last(at.numbers(step));
         if (of_values) {
             backward_add<DV / 8, Block::J / 2 / MAPS>(sum, p, shared + Block::DOUT); // dV += P^T dO
@@ -388,7 +389,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
             at.score_gradients(ds, step, key);
             backward_add<D / 8, Block::J / 2>(sum, ds, shared + Block::Q + step.slot * Block::Q_PACKS); // dK += dS^T Q
         }
-        if (thread == 0 && before) backward_wait(counter, seen, before);
+        if (thread == 0 && before) backward_wait(counter(), seen, before);
         __syncthreads();
         if (next.head < head_end) {
             const BackwardStep later = at.next(next);
@@ -400,10 +401,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
         if (of_values && MAPS == 1 && next.head < head_end) at.read_probabilities(p, next, key);
         copy_wait<0>();
         __syncthreads();
-        if (thread == 0) {
-            __threadfence(); // the sums of all threads, before the counter
-            atomicAdd(counter, 1u);
-        }
+        if (thread == 0) backward_added(counter());
     }
     if (MAPS == 2) at.kv = step.head / at.group() - 1; // instead of a register during the loop
     if (of_values) at.write(a.dv, sum, key, s.v_head, s.DV, 1, a.add_dv);

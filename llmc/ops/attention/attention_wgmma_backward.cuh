@@ -108,8 +108,7 @@ static __device__ inline void wgmma_backward_turns(const BackwardWalk<WGMMA_BACK
         if (before) backward_wait(counter, backward_count(counter), before);
         mbarrier_arrive(&barriers->turn);
         mbarrier_wait(&barriers->added, n & 1);
-        __threadfence(); // the sums of all threads, before the counter
-        atomicAdd(counter, 1u);
+        backward_added(counter);
     }
 }
 
