@@ -833,21 +833,19 @@ static int run_train(Run *run, const RunFacts *facts) {
     const TrainerState *s = &run->trainer;
     Checkpointer *checkpointer = &run->checkpointer;
     int V = run->model.plan.config.V;
-    double busy = 0;   // seconds in steps, without validation and samples, which are few
-    double recent = 0; // seconds of a step
-    int64_t steps = 0;
+    double busy = 0; // seconds in steps, without validation and samples, which are few
+    RecentSteps recent = {0, 0};
     run_train_begin(run);
     bool stop = run->stop || s->step >= options_last_step(o);
     if (stop && !run->stop) checkpointer_save(checkpointer, false); // saves the last step with its measurements
     while (!stop) {
         StepResult result = run_step(run);
         if (run->data.train.any_unread) end_unread(checkpointer, &run->data.train, &run->changes);
-        busy += result.seconds, steps++;
-        recent = recent_mean(recent, steps, result.seconds);
+        busy += result.seconds;
         divergence_start(&run->start_loss, s);
-        run_log_step(run, &result, recent * (double)(o->steps - s->step));
+        run_log_step(run, &result, recent_steps_mean(&recent, result.seconds) * (double)(o->steps - s->step));
         checkpointer_advance(checkpointer);
-        if (steps == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
+        if (recent.count == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && stats_due(o, s->step)) run_log_stats(run, &result);
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
         divergence_stop(checkpointer);
@@ -860,7 +858,7 @@ static int run_train(Run *run, const RunFacts *facts) {
     }
     if (s->step < o->steps || s->measurement_due)
         return divergence_end(checkpointer, run->start_loss, V, run_stopped(run));
-    print_done(steps, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
+    print_done(recent.count, busy, run->data.train.wait_seconds, checkpointer->stall_seconds,
                comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
     if (trainer_state_finite(s)) run_print_end(run, facts);

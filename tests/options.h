@@ -230,7 +230,7 @@ static void test_json_round_trip(void) {
         char *text = json_text(through ? state : all, &size);
         cJSON *back = json_parse(text, size);
         parse_text(&adopted, "--resume --out=there");
-        options_adopt_json(&adopted, back, "the checkpoint");
+        EXPECT(options_adopt_json(&adopted, back, "the checkpoint") == 0, "differences although nothing is given");
         options_finish(&adopted, 1);
         for (int r = 0; r < OPTION_ROW_COUNT; r++) {
             OptionText a, b;
@@ -256,7 +256,7 @@ static void test_adopt_then_finish(void) {
     parse_text(&o, "--resume --out=x --batch-size=2");
     cJSON *saved =
         cJSON_Parse("{\"train-data\":\"t\",\"batch-size\":2,\"total-batch\":4096,\"warmup\":3,\"seq-len\":128}");
-    options_adopt_json(&o, saved, "the checkpoint");
+    EXPECT(options_adopt_json(&o, saved, "the checkpoint") == 0, "the batch size is the same");
     options_finish(&o, 4);
     EXPECT(o.total_batch == 4096 && o.warmup == 3 && o.model.T == 128 && o.model.L == 4,
            "total batch %d, warmup %d, seq-len %d", (int)o.total_batch, (int)o.warmup, o.model.T);

@@ -28,14 +28,15 @@ static void test_progress_width(void) {
            "'%s'", whole);
 }
 
-static void test_recent_mean(void) {
-    double mean = recent_mean(recent_mean(0, 1, 2), 2, 4);
-    EXPECT(mean == 3, "the mean of two steps is %g", mean);
-    for (int64_t count = 1000; count < 1500; count++) mean = recent_mean(mean, count, 8);
-    EXPECT(mean > 7.9, "after 500 steps of 8 seconds the mean is %g", mean);
+static void test_recent_steps(void) {
+    RecentSteps r = {0, 0};
+    EXPECT(recent_steps_mean(&r, 2) == 2 && recent_steps_mean(&r, 4) == 3, "the mean of two steps is %g", r.mean);
+    for (int i = 0; i < 998; i++) recent_steps_mean(&r, 3);
+    for (int i = 0; i < 500; i++) recent_steps_mean(&r, 8);
+    EXPECT(r.count == 1500 && r.mean > 7.9, "after 500 steps of 8 seconds the mean is %g", r.mean);
 }
 
 static const Test progress_tests[] = {
-    {"the time left follows the speed of the last steps", test_recent_mean},
+    {"the time left follows the speed of the last steps", test_recent_steps},
     {"a line of progress is narrower than the terminal", test_progress_width},
 };

@@ -40,10 +40,15 @@ static inline void format_duration(char *out, size_t size, double seconds) {
     else snprintf(out, size, "%lldd%02lldh", s / 86400, s % 86400 / 3600);
 }
 
-// Adds step number `count` to the mean time of a step, by which the time left is estimated: of all steps up to the
-// 100th, then an exponential mean, since a run may become slower or faster.
-static inline double recent_mean(double mean, int64_t count, double seconds) {
-    return mean + (seconds - mean) / (double)min_size((size_t)count, 100);
+// The mean time of a step, by which the time left is estimated: of all steps up to the 100th, then an exponential mean,
+// since a run may become slower or faster.
+typedef struct {
+    int64_t count;
+    double mean;
+} RecentSteps;
+static inline double recent_steps_mean(RecentSteps *r, double seconds) {
+    r->count++;
+    return r->mean += (seconds - r->mean) / (double)min_size((size_t)r->count, 100);
 }
 
 // 1234 -> 1.23k: three digits and a factor of 1000

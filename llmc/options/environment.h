@@ -74,8 +74,7 @@ static inline void environment_reexecute(char **argv) {
     if (!environment_can_reexecute() || getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     CHECK(setenv("GOMP_SPINCOUNT", "3000", 1) == 0, "out of memory for the environment");
     execv("/proc/self/exe", argv);
-    warn(
-        "steps are slow when other processes use the cores; the program cannot execute itself with another environment "
-        "(%s): set GOMP_SPINCOUNT=3000 before the start",
-        strerror(errno));
+    warn("steps are slow when other processes use the cores; the program cannot execute itself with another "
+         "environment (%s): set GOMP_SPINCOUNT=3000 before the start",
+         strerror(errno));
 }

@@ -61,10 +61,11 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
 
 // For --resume: options that are not given adopt the saved value. Given options override it; each difference is printed
 // on one line. Exits with status 2 if such an option must not change, and with status 1 if this program cannot have
-// written the object. Ignores OPTION_LOCAL options. where: the checkpoint or file of the object, for messages.
-static inline void options_adopt_json(Options *o, const cJSON *saved, const char *where) {
+// written the object. Ignores OPTION_LOCAL options. where: the checkpoint or file of the object, for messages. Returns
+// the number of differences.
+static inline int options_adopt_json(Options *o, const cJSON *saved, const char *where) {
     CHECK(cJSON_IsObject(saved), "the options in %s are not a JSON object: it is damaged", where);
-    int refused = 0, damaged = 0;
+    int differences = 0, refused = 0, damaged = 0;
     bool seen[OPTION_LIMIT];
     memset(seen, 0, sizeof(seen));
     Options checkpoint;
@@ -101,6 +102,7 @@ static inline void options_adopt_json(Options *o, const cJSON *saved, const char
         if (old_value && new_value && strcmp(old_value, new_value) == 0) continue;
         old_value = option_shown(shown_old, old_value ? old_value : "none");
         new_value = option_shown(shown_new, new_value ? new_value : "none");
+        differences++;
         if (option_rows[r].on_resume == OPTION_FIXED) {
             warn("--%s: %s in %s, %s now; a resumed run cannot change this option", name, old_value, where, new_value);
             refused++;
@@ -112,4 +114,5 @@ static inline void options_adopt_json(Options *o, const cJSON *saved, const char
     CHECK(!damaged, "the options in %s cannot be read; another version may have written it", where);
     fflush(stdout);
     if (refused) program_exit(EXIT_USAGE);
+    return differences;
 }
